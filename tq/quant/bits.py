@@ -26,11 +26,12 @@ def packed_bytes(bits: int, block: int) -> int:
 def pack(index_NB: Tensor, bits: int) -> Tensor:
     """Pack indices [N, B] (any integer dtype, values below 2**bits) into uint8 [N, W]."""
     rest = index_NB.to(torch.uint8)
+    n, block = rest.shape
     planes = []
     for width in PLANES[bits]:
         per_byte = 8 // width
-        part = rest & (2**width - 1)
-        part = F.pad(part, (0, -part.shape[1] % per_byte)).view(part.shape[0], -1, per_byte)  # [N, bytes, per_byte]
+        part = F.pad(rest & (2**width - 1), (0, -block % per_byte))
+        part = part.view(n, part.shape[1] // per_byte, per_byte)
         plane = part[:, :, 0].clone()
         for k in range(1, per_byte):
             plane |= part[:, :, k] << (k * width)
@@ -48,7 +49,7 @@ def unpack(code_NW: Tensor, bits: int, block: int) -> Tensor:
         size = -(-block * width // 8)
         plane = code_NW[:, first_byte : first_byte + size]
         parts = [(plane >> (k * width)) & (2**width - 1) for k in range(8 // width)]
-        part = torch.stack(parts, dim=2).view(code_NW.shape[0], -1)[:, :block]
+        part = torch.stack(parts, dim=2).flatten(1)[:, :block]
         index_NB |= part << first_bit
         first_byte, first_bit = first_byte + size, first_bit + width
     return index_NB

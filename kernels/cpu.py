@@ -9,7 +9,10 @@ Shapes: N blocks, B block size, W packed bytes a block, R rounds, L = 2**bits le
 from __future__ import annotations
 
 import math
+import threading
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numba
 import numpy as np
@@ -179,8 +182,16 @@ def _decode(payload, scales, out, signs, levels, widths, limit):
                 out[first + i] = v
 
 
-def _threads() -> None:
-    numba.set_num_threads(max(1, min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)))
+_LOCK = threading.Lock()
+
+
+@contextmanager
+def _parallel() -> Iterator[None]:
+    """As many threads as torch uses, one call at a time: Numba's work queue aborts the process on concurrent calls."""
+    with _LOCK, warnings.catch_warnings():
+        warnings.simplefilter("ignore", NumbaPerformanceWarning)
+        numba.set_num_threads(max(1, min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)))
+        yield
 
 
 def _widths(bits: int) -> np.ndarray:
@@ -192,13 +203,11 @@ def encode(
     multipliers_K: Tensor, bits: int, scale: str,
 ) -> None:  # fmt: skip
     """Encode flat ``x`` [n] (fp32, bf16, fp16) into ``payload_NW`` uint8 and ``scale_N`` (fp32, bf16), on the CPU."""
-    _threads()
     scales = scale_N if scale_N.dtype == torch.float32 else torch.empty(scale_N.shape, dtype=torch.float32)
     # values from half a step above the largest number of the stored type on would round to infinity
     info = torch.finfo(scale_N.dtype)
     limit = float(info.max) * (1.0 + info.eps / 4.0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", NumbaPerformanceWarning)
+    with _parallel():
         _encode(
             x.float().numpy(), payload_NW.numpy(), scales.numpy(), signs_RB.numpy(), levels_L.numpy(),
             thresholds.numpy(), multipliers_K.numpy(), _widths(bits), _SCALES[scale], limit,
@@ -209,10 +218,8 @@ def encode(
 
 def decode(payload_NW: Tensor, scale_N: Tensor, out: Tensor, signs_RB: Tensor, levels_L: Tensor, bits: int) -> None:
     """Decode into flat ``out`` [n] (fp32, bf16, fp16), all on the CPU."""
-    _threads()
     y = out if out.dtype == torch.float32 else torch.empty(out.shape, dtype=torch.float32)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", NumbaPerformanceWarning)
+    with _parallel():
         _decode(
             payload_NW.numpy(), scale_N.float().numpy(), y.numpy(), signs_RB.numpy(), levels_L.numpy(),
             _widths(bits), np.float32(torch.finfo(out.dtype).max),

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -342,6 +343,14 @@ def test_cpu_kernel_search_is_as_good_as_the_references():
         codec = Codec(4, 128, "mse", 1, search)
         ours, theirs = (nmse(x, round_trip(codec, x, impl)) for impl in ("cpu", "reference"))
         assert ours == pytest.approx(theirs, rel=1e-4)
+
+
+def test_concurrent_calls_from_python_threads():
+    codec = Codec()
+    expected = codec.encode(X[: 1 << 18], impl="cpu").to_bytes()
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda _: codec.encode(X[: 1 << 18], impl="cpu").to_bytes(), range(12)))
+    assert results == [expected] * 12
 
 
 def test_results_do_not_depend_on_the_thread_count():

@@ -3,6 +3,7 @@
 The counts of examples add up to over 5,000 generated cases a run.
 """
 
+import dataclasses
 import math
 
 import numpy as np
@@ -19,8 +20,8 @@ dtypes = st.sampled_from((torch.float32, torch.bfloat16, torch.float16))
 
 
 @st.composite
-def codecs(draw, bits=st.integers(1, 8), **fixed):
-    b = draw(bits)
+def codecs(draw, **fixed):
+    b = draw(st.integers(1, 8))
     rotation = draw(st.sampled_from(("hadamard", "hadamard", "haar")))
     block = draw(st.sampled_from((64, 128, 256, 1024)) if rotation == "hadamard" else st.integers(3, 40))
     arguments = {
@@ -194,8 +195,7 @@ _scalars = st.one_of(
 @settings(max_examples=1000)
 @given(
     st.dictionaries(
-        st.sampled_from(("bits", "block", "scale", "rounds", "search", "seed", "rotation", "codebook", "scale_dtype", "nonfinite")),
-        _scalars, min_size=1, max_size=2,
+        st.sampled_from([field.name for field in dataclasses.fields(Codec)]), _scalars, min_size=1, max_size=2
     )
 )  # fmt: skip
 def test_settings_are_accepted_and_work_or_raise_and_name_the_argument(arguments):

@@ -41,8 +41,10 @@ def nmse(x: Tensor, y: Tensor) -> float:
     return float(error / energy) if energy > 0 else (0.0 if error == 0 else float("inf"))
 
 
-def _blocks(x: Tensor, block: int) -> Tensor:
+def _blocks(x: Tensor, block: int | None) -> Tensor:
     flat = x.float().reshape(-1)
+    if block is None:
+        return flat[None]
     return F.pad(flat, (0, -flat.numel() % block)).view(-1, block)
 
 
@@ -73,7 +75,7 @@ def _signed(magnitudes: tuple[float, ...]) -> Tensor:
     return torch.cat([-m.flip(0)[:-1], m])
 
 
-def _absmax(levels: Tensor, block: int, scale_dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+def _absmax(levels: Tensor, block: int | None, scale_dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
     """Levels scaled so that the largest level meets the block's largest magnitude."""
 
     def roundtrip(x: Tensor) -> Tensor:
@@ -135,12 +137,16 @@ def _mxfp8(x: Tensor) -> Tensor:
     return _unblocks((x_NB / scale_N1).clamp(-_E4M3_MAX, _E4M3_MAX).to(torch.float8_e4m3fn).float() * scale_N1, x)
 
 
-def integer(bits: int, block: int, scale_dtype: torch.dtype = torch.float32) -> Format:
-    """Symmetric absmax integers -(2**(b-1) - 1) ... 2**(b-1) - 1 (the code -2**(b-1) unused)."""
+def integer(bits: int, block: int | None, scale_dtype: torch.dtype = torch.float32) -> Format:
+    """Symmetric absmax integers -(2**(b-1) - 1) ... 2**(b-1) - 1 (the code -2**(b-1) unused).
+
+    block: None for one scale a tensor, whose bits are then neglected.
+    """
     top = 2 ** (bits - 1) - 1
     levels = torch.arange(-top, top + 1, dtype=torch.float32)
-    stored = bits + 8 * scale_dtype.itemsize / block
-    return Format(f"INT{bits} absmax, B={block}", "int8", stored, _absmax(levels, block, scale_dtype))
+    stored = bits + (8 * scale_dtype.itemsize / block if block else 0.0)
+    name = f"INT{bits} absmax, " + (f"B={block}" if block else "per tensor")
+    return Format(name, "int8" if bits > 4 else "int4", stored, _absmax(levels, block, scale_dtype))
 
 
 def affine(bits: int, block: int) -> Format:
@@ -179,7 +185,7 @@ def mxfp4() -> Format:
 
 
 def nvfp4() -> Format:
-    return Format("NVFP4, B=16", "fp4", 4 + 8 / 16, _nvfp4)
+    return Format("NVFP4, B=16", "nvfp4", 4 + 8 / 16, _nvfp4)
 
 
 def fp8(kind: str = "e4m3", block: int = 128) -> Format:
@@ -191,7 +197,7 @@ def fp8(kind: str = "e4m3", block: int = 128) -> Format:
 
 
 def mxfp8() -> Format:
-    return Format("MXFP8 E4M3, B=32", "fp8", 8 + 8 / 32, _mxfp8)
+    return Format("MXFP8 E4M3, B=32", "mxfp8", 8 + 8 / 32, _mxfp8)
 
 
 def of_codec(codec: Codec, name: str, family: str = "tq") -> Format:

@@ -1,0 +1,259 @@
+"""Training loop on one device: cosine schedule, AdamW with decay on matrices only, exact stop and resume.
+
+Refused for now: float16 (it needs loss scaling), gradient accumulation, several workers. A step whose loss or
+gradient is not finite raises before anything is updated.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from tq.train.corpus import Corpus
+from tq.train.gpt import GPT
+
+FORMAT = 1  # of Trainer.state_dict
+EVALUATION_SEED = 0  # the same held-out windows for every run: losses of different seeds are comparable
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """One run; a bad value raises ``ValueError`` at construction.
+
+    Arguments:
+        steps: length of the run, which is also the length of the schedule.
+        batch: sequences a step.
+        seq: positions a sequence; None means the model's longest.
+        lr: peak learning rate, reached after ``warmup`` steps of linear rise, then a cosine down to ``final_lr * lr``.
+        warmup: None means a tenth of the steps.
+        betas, eps, weight_decay: of AdamW; decay acts on matrices only.
+        grad_clip: largest global norm of the gradient; None does not clip.
+        seed: of the data order (the model has its own).
+        autocast: torch.bfloat16, or None for plain float32.
+    """
+
+    steps: int
+    batch: int = 16
+    seq: int | None = None
+    lr: float = 1e-3
+    warmup: int | None = None
+    final_lr: float = 0.1
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    weight_decay: float = 0.1
+    grad_clip: float | None = 1.0
+    seed: int = 0
+    autocast: torch.dtype | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch", "seq"):
+            value = getattr(self, name)
+            if not (name == "seq" and value is None) and (not isinstance(value, int) or value < 1):
+                raise ValueError(f"{name} must be a positive integer, got {value!r}")
+        if self.warmup is not None and (not isinstance(self.warmup, int) or not 0 <= self.warmup <= self.steps):
+            raise ValueError(f"warmup must be between 0 and steps={self.steps}, got {self.warmup!r}")
+        if not (self.lr > 0 and math.isfinite(self.lr)):
+            raise ValueError(f"lr must be positive and finite, got {self.lr!r}")
+        if not 0 <= self.final_lr <= 1:
+            raise ValueError(f"final_lr is a share of lr between 0 and 1, got {self.final_lr!r}")
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas must be two numbers in [0, 1), got {self.betas!r}")
+        if not self.eps > 0:
+            raise ValueError(f"eps must be positive, got {self.eps!r}")
+        if not self.weight_decay >= 0:
+            raise ValueError(f"weight_decay must not be negative, got {self.weight_decay!r}")
+        if self.grad_clip is not None and not self.grad_clip > 0:
+            raise ValueError(f"grad_clip must be positive or None, got {self.grad_clip!r}")
+        if self.autocast not in (None, torch.bfloat16):
+            raise ValueError(f"autocast must be torch.bfloat16 or None (float16 needs scaling), got {self.autocast!r}")
+
+    @property
+    def warmup_steps(self) -> int:
+        """Warm-up actually used."""
+        return self.steps // 10 if self.warmup is None else self.warmup
+
+
+def learning_rate(step: int, config: TrainConfig) -> float:
+    """Learning rate of the step with 0-based number ``step``: linear warm-up, then half a cosine."""
+    warmup = config.warmup_steps
+    if step < warmup:
+        return config.lr * (step + 1) / warmup
+    done = min(1.0, (step - warmup) / max(1, config.steps - warmup))
+    low = config.final_lr * config.lr
+    return low + 0.5 * (config.lr - low) * (1 + math.cos(math.pi * done))
+
+
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Two groups for AdamW: matrices (embeddings too) with decay, vectors such as norm gains without."""
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return [
+        {"params": [p for p in trainable if p.ndim >= 2], "weight_decay": weight_decay},
+        {"params": [p for p in trainable if p.ndim < 2], "weight_decay": 0.0},
+    ]
+
+
+class Trainer:
+    """One model, one corpus, one device.
+
+    Arguments:
+        model: moved to ``device``.
+        corpus: its vocabulary must fit the model's.
+        config: the run.
+        device: "cpu", "cuda", ...
+        optimizer: makes the optimizer from parameter groups; None means ``torch.optim.AdamW``. The schedule sets the
+            groups' "lr" before every step.
+
+    ``losses`` holds the training loss of every finished step, in nats per token.
+    """
+
+    def __init__(
+        self,
+        model: GPT,
+        corpus: Corpus,
+        config: TrainConfig,
+        device: torch.device | str = "cpu",
+        optimizer: Callable[[list[dict[str, Any]]], Optimizer] | None = None,
+    ):
+        if corpus.vocab > model.config.vocab:
+            raise ValueError(f"corpus has {corpus.vocab} tokens, the model's vocab is only {model.config.vocab}")
+        self.seq = model.config.seq if config.seq is None else config.seq
+        if self.seq > model.config.seq:
+            raise ValueError(f"seq={self.seq} is longer than the model's {model.config.seq}")
+        self.device = torch.device(device)
+        self.model, self.corpus, self.config = model.to(self.device), corpus, config
+        groups = parameter_groups(model, config.weight_decay)
+        if optimizer is None:
+            self.optimizer: Optimizer = torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps)
+        else:
+            self.optimizer = optimizer(groups)
+        self.losses: list[float] = []
+
+    @property
+    def steps_done(self) -> int:
+        return len(self.losses)
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.config.batch * self.seq
+
+    def loss(self, step: int, split: str = "train", seed: int | None = None) -> Tensor:
+        """Loss (with its graph) on the batch of ``step``, under the run's autocast."""
+        ids, targets = self.corpus.batch(
+            step, self.config.batch, self.seq, self.config.seed if seed is None else seed, split, self.device
+        )
+        autocast = self.config.autocast
+        with torch.autocast(self.device.type, dtype=autocast, enabled=autocast is not None):
+            return self.model(ids, targets)[1]
+
+    def step(self) -> float:
+        """One update; returns the loss before it. A non-finite loss or gradient raises, with no state changed."""
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = self.loss(self.steps_done)
+        loss.backward()
+        limit = math.inf if self.config.grad_clip is None else self.config.grad_clip
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), limit)
+        value = loss.item()
+        if not (math.isfinite(value) and math.isfinite(norm.item())):
+            raise FloatingPointError(f"step {self.steps_done}: loss {value}, gradient norm {norm.item()}")
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(self.steps_done, self.config)
+        self.optimizer.step()
+        self.losses.append(value)
+        return value
+
+    def train(self, until: int | None = None, progress: bool = True) -> list[float]:
+        """Steps until ``until`` are done (default and at most ``config.steps``); returns their losses.
+
+        ``progress`` draws a plain tqdm bar with the loss and tokens per second.
+        """
+        goal = self.config.steps if until is None else until
+        if not 0 <= goal <= self.config.steps:
+            raise ValueError(f"until must be between 0 and steps={self.config.steps}, got {until!r}")
+        start = self.steps_done
+        if not progress:
+            while self.steps_done < goal:
+                self.step()
+            return self.losses[start:]
+        try:
+            from tqdm import tqdm  # not tqdm.auto: a widget does not survive in a committed notebook
+        except ImportError as error:
+            raise ImportError('progress=True needs the package tqdm: pip install "tq-book[lab]"') from error
+        with tqdm(total=goal, initial=start, unit="step", dynamic_ncols=True) as bar:
+            while self.steps_done < goal:
+                loss = self.step()
+                elapsed_s = bar.format_dict["elapsed"]
+                tokens_per_s = (self.steps_done - start) * self.tokens_per_step / max(elapsed_s, 1e-9)
+                bar.set_postfix_str(f"loss {loss:.3f}, {tokens_per_s:,.0f} tokens/s", refresh=False)
+                bar.update()
+        return self.losses[start:]
+
+    @torch.no_grad()
+    def evaluate(self, batches: int = 8, split: str = "valid") -> float:
+        """Mean loss in nats per token over ``batches`` fixed batches of a split, the same for every seed."""
+        if batches < 1:
+            raise ValueError(f"batches must be positive, got {batches!r}")
+        training = self.model.training
+        self.model.eval()
+        try:
+            return sum(self.loss(index, split, EVALUATION_SEED).item() for index in range(batches)) / batches
+        finally:
+            self.model.train(training)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the remaining steps depend on; tensors are shared with the trainer, as in torch.
+
+        Holds tensors, numbers and strings only: loads with ``weights_only=True``.
+        """
+        return {
+            "format": FORMAT,
+            "run": self._run(),
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "losses": torch.tensor(self.losses, dtype=torch.float64),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue another trainer's run. Another configuration, model shape or corpus raises ``ValueError``."""
+        missing = {"format", "run", "model", "optimizer", "losses"} - set(state)
+        if missing or state["format"] != FORMAT:
+            found = f"missing {sorted(missing)}" if missing else f"format {state['format']!r}"
+            raise ValueError(f"not a trainer state of format {FORMAT}: {found}")
+        here, there = self._run(), state["run"]
+        differing = [key for key in here if here[key] != there.get(key)]
+        if differing:
+            detail = ", ".join(f"{key}: {there.get(key)!r}, here {here[key]!r}" for key in differing)
+            raise ValueError(f"state of another run ({detail})")
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.losses = state["losses"].tolist()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write ``state_dict`` whole or not at all: an interrupted save leaves the previous file."""
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        part = target.with_name(f"{target.name}.{os.getpid()}.part")
+        torch.save(self.state_dict(), part)
+        part.replace(target)
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """``load_state_dict`` from a file; nothing in it is executed."""
+        self.load_state_dict(torch.load(io.BytesIO(Path(path).read_bytes()), map_location="cpu", weights_only=True))
+
+    def _run(self) -> dict[str, Any]:
+        """What must agree for a state to continue here, as numbers and strings."""
+        config = {f"config.{key}": value for key, value in asdict(self.config).items()}
+        model = {f"model.{key}": value for key, value in asdict(self.model.config).items()}
+        config["config.betas"] = list(self.config.betas)
+        config["config.autocast"] = str(self.config.autocast)
+        optimizer = type(self.optimizer).__name__
+        return {**config, **model, "corpus.sha256": self.corpus.sha256, "corpus.vocab": self.corpus.vocab,
+                "optimizer": optimizer}  # fmt: skip

@@ -1,0 +1,225 @@
+"""What is shipped: pins in step, the right files in wheel and sdist, and `import tq` on torch and numpy alone."""
+
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parents[1]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+LOCKED_EXTRAS = ("kernels", "lab", "book", "test")
+# What a plain `pip install tq-book` must not need. pandas and the rest belong to the extras.
+FOREIGN = (
+    "numba triton pandas scipy matplotlib seaborn papermill nbclient nbformat nbval jupyter jupyter_core jupyterlab "
+    "jupyter_book ipykernel IPython sphinx myst_nb tokenizers yaml tqdm psutil hypothesis pytest bitsandbytes torchao"
+).split()
+
+
+def direct() -> list[Requirement]:
+    project = PYPROJECT["project"]
+    extras = project["optional-dependencies"]
+    return [Requirement(r) for r in project["dependencies"] + [r for e in LOCKED_EXTRAS for r in extras[e]]]
+
+
+def pins(lines: list[str]) -> dict[str, Requirement]:
+    found = [Requirement(line) for line in lines if line and not line.startswith(("#", "-"))]
+    return {canonicalize_name(r.name): r for r in found}
+
+
+def version(pin: Requirement) -> str:
+    (specifier,) = pin.specifier
+    assert specifier.operator == "==", f"{pin} is not pinned with =="
+    return specifier.version
+
+
+LOCK = pins((ROOT / "requirements.lock").read_text().splitlines())
+
+
+# --- pins -----------------------------------------------------------------------------------------------------
+
+
+def test_dependencies_are_torch_and_numpy_only() -> None:
+    assert sorted(Requirement(r).name for r in PYPROJECT["project"]["dependencies"]) == ["numpy", "torch"]
+
+
+def test_lock_satisfies_pyproject() -> None:
+    for requirement in direct():
+        name = canonicalize_name(requirement.name)
+        assert name in LOCK, f"{name} is missing in requirements.lock; run `make lock`"
+        assert requirement.specifier.contains(version(LOCK[name])), f"{LOCK[name]} does not satisfy {requirement}"
+
+
+def test_lock_pins_everything_and_names_no_local_build() -> None:
+    for pin in LOCK.values():
+        assert "+" not in version(pin), f"{pin}: a local version exists on one index only"
+        assert not pin.name.startswith(("nvidia-", "cuda-")), f"{pin.name}: torch pins its CUDA libraries itself"
+
+
+def test_environment_yml_carries_the_pins_of_the_lock() -> None:
+    environment = yaml.safe_load((ROOT / "environment.yml").read_text())
+    (pip_lines,) = [entry["pip"] for entry in environment["dependencies"] if isinstance(entry, dict)]
+    assert "-c requirements.lock" in pip_lines
+    found = pins(pip_lines)
+    wanted = {canonicalize_name(r.name) for r in direct()}
+    assert set(found) == wanted
+    assert {name: str(pin) for name, pin in found.items()} == {name: str(LOCK[name]) for name in wanted}
+
+
+def test_python_range_is_the_same_everywhere() -> None:
+    assert PYPROJECT["project"]["requires-python"] == ">=3.11"
+    assert PYPROJECT["tool"]["ruff"]["target-version"] == "py311"
+    assert PYPROJECT["tool"]["mypy"]["python_version"] == "3.11"
+
+
+def test_version_is_the_same_everywhere() -> None:
+    wanted = PYPROJECT["project"]["version"]
+    assert f'__version__ = "{wanted}"' in (ROOT / "tq" / "__init__.py").read_text()
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == wanted
+
+
+# --- package list ---------------------------------------------------------------------------------------------
+
+
+def folders_of(root: Path) -> set[str]:
+    """Every importable folder under tq/, as a dotted name; kernels/ is tq.kernels."""
+    found = {p.parent for p in (root / "tq").rglob("*.py") if "__pycache__" not in p.parts}
+    return {".".join(folder.relative_to(root).parts) for folder in found} | {"tq.kernels"}
+
+
+def test_package_list_is_complete() -> None:
+    assert set(PYPROJECT["tool"]["setuptools"]["packages"]) == folders_of(ROOT)
+
+
+def test_kernels_folder_is_no_package_of_its_own() -> None:
+    assert not (ROOT / "kernels" / "__init__.py").exists(), "kernels/__init__.py would make a top-level `kernels`"
+    assert list((ROOT / "kernels").glob("*.py")), "kernels/ holds no module"
+
+
+# --- wheel and sdist ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """(wheel, sdist), built from a copy so that the checkout stays clean."""
+    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("dist")
+    ignore = shutil.ignore_patterns("__pycache__", "*.egg-info")
+    for folder in ("tq", "kernels"):
+        shutil.copytree(ROOT / folder, source / folder, ignore=ignore)
+    for name in ("pyproject.toml", "README.md", "LICENSE", "LICENSE-CC-BY-4.0"):
+        shutil.copy(ROOT / name, source)
+    quiet = {"check": True, "cwd": source, "capture_output": True, "text": True}
+    sdist_code = f"from setuptools.build_meta import build_sdist; build_sdist({str(out)!r})"
+    subprocess.run([sys.executable, "-c", sdist_code], **quiet)
+    (sdist,) = out.glob("*.tar.gz")
+    # From the sdist, so that the wheel also proves that the sdist is complete.
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index"]
+    subprocess.run([*command, "--disable-pip-version-check", "-w", str(out), str(sdist)], **quiet)
+    (wheel,) = out.glob("*.whl")
+    return wheel, sdist
+
+
+def test_wheel_contains_kernels_inside_tq(built: tuple[Path, Path]) -> None:
+    names = zipfile.ZipFile(built[0]).namelist()
+    modules = sorted(p.name for p in (ROOT / "kernels").glob("*.py"))
+    assert sorted(Path(n).name for n in names if n.startswith("tq/kernels/") and n.endswith(".py")) == modules
+    assert {n.split("/")[0] for n in names} == {"tq", f"tq_book-{PYPROJECT['project']['version']}.dist-info"}
+    assert "tq/py.typed" in names
+    assert {n.split("/")[-1] for n in names if "/licenses/" in n} == {"LICENSE", "LICENSE-CC-BY-4.0"}
+
+
+def test_wheel_contains_every_module(built: tuple[Path, Path]) -> None:
+    names = set(zipfile.ZipFile(built[0]).namelist())
+    source = {p.relative_to(ROOT).as_posix() for p in (ROOT / "tq").rglob("*.py") if "__pycache__" not in p.parts}
+    assert source - {"tq/kernels/__init__.py"} <= names
+
+
+def test_sdist_contains_the_kernels(built: tuple[Path, Path]) -> None:
+    names = ["/".join(n.split("/")[1:]) for n in tarfile.open(built[1]).getnames()]
+    for kernel in (ROOT / "kernels").glob("*.py"):
+        assert f"kernels/{kernel.name}" in names
+    assert {"pyproject.toml", "README.md", "LICENSE", "LICENSE-CC-BY-4.0"} <= set(names)
+
+
+@pytest.fixture(scope="session")
+def installed(built: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel in a folder of its own; torch and numpy still come from this environment."""
+    target = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--disable-pip-version-check"]
+    subprocess.run([*command, "-q", "--target", str(target), str(built[0])], check=True, capture_output=True)
+    return target
+
+
+PREAMBLE = """
+import sys
+sys.path.insert(0, {site!r})
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {blocked!r}:
+            raise ModuleNotFoundError(f"{{name}} is blocked by the test", name=name)
+sys.meta_path.insert(0, Blocker())
+"""
+
+
+def run_installed(site: Path, body: str, blocked: tuple[str, ...] | list[str] = ()) -> str:
+    """Runs `body` against the installed wheel, away from the checkout, warnings as errors."""
+    code = PREAMBLE.format(site=str(site), blocked=tuple(blocked)) + body
+    command = [sys.executable, "-I", "-W", "error", "-c", code]
+    result = subprocess.run(command, cwd=site, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr[-3000:]
+    return result.stdout
+
+
+def test_installed_wheel_is_what_is_imported(installed: Path) -> None:
+    out = run_installed(installed, "import tq; print(tq.__file__)", FOREIGN)
+    assert Path(out.strip()) == installed / "tq" / "__init__.py"
+
+
+def test_import_and_round_trip_without_the_extras(installed: Path) -> None:
+    body = """
+import torch
+from tq import Code, Codec
+x = torch.randn(3, 1000, generator=torch.Generator().manual_seed(0))
+for bits in (1, 4, 8):
+    codec = Codec(bits=bits)
+    code = codec.encode(x)
+    y = codec.decode(Code.from_bytes(code.to_bytes()))
+    error = ((x - y).square().sum() / x.square().sum()).item()
+    assert y.shape == x.shape and error < 0.9 * 0.35 ** (bits - 1), (bits, error)
+print("ok")
+"""
+    assert run_installed(installed, body, FOREIGN).strip() == "ok"
+
+
+def test_import_does_not_pull_in_the_extras(installed: Path) -> None:
+    """Here everything may be imported, and is not. What torch itself imports does not count."""
+    body = """
+import torch
+before = set(sys.modules)
+import tq
+print(sorted({name.split(".")[0] for name in set(sys.modules) - before}))
+"""
+    loaded = set(re.findall(r"'(\w+)'", run_installed(installed, body)))
+    assert not loaded & set(FOREIGN), loaded & set(FOREIGN)
+
+
+def test_kernels_of_the_wheel_are_found_beside_a_foreign_kernels_package(installed: Path, tmp_path: Path) -> None:
+    (tmp_path / "kernels").mkdir()
+    (tmp_path / "kernels" / "__init__.py").write_text("FOREIGN = True\n")
+    kernel = min(p.stem for p in (ROOT / "kernels").glob("*.py"))
+    body = f"""
+sys.path.insert(0, {str(tmp_path)!r})
+import importlib.util
+import kernels, tq
+assert kernels.FOREIGN
+print(importlib.util.find_spec("tq.kernels.{kernel}").origin)
+"""
+    assert run_installed(installed, body).strip() == str(installed / "tq" / "kernels" / f"{kernel}.py")

@@ -1,0 +1,124 @@
+"""`python -m tq.book`: re-execute chapters, compare, commit results, build the HTML.
+
+Exit codes: 0 done; 1 a chapter failed, the build failed, `lint` found something or a request was refused; 2 a wrong
+command line or another run is under way; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+EXAMPLES = """examples:
+  python -m tq.book reproduce                              every chapter that is not up to date
+  python -m tq.book reproduce distortion --profile full    one chapter, as its verdicts need it
+  python -m tq.book reproduce --device cuda --jobs 2       two chapters at a time
+  python -m tq.book status                                 what is committed, fresh, stale
+  python -m tq.book diff                                   fresh results beside the committed ones
+  python -m tq.book promote distortion                     commit-ready results and notebook of one chapter
+  python -m tq.book build                                  HTML of the committed book in _build/html
+  python -m tq.book lint                                   measured numbers that were typed into the prose
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(
+        prog="python -m tq.book",
+        description="The book's own tools. A re-run writes to _build/ only; `promote` alone changes committed files.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = top.add_subparsers(dest="command", required=True, metavar="command")
+    some = argparse.ArgumentParser(add_help=False)
+    some.add_argument("chapters", nargs="*", metavar="CHAPTER", help="name of a chapter; none: all")
+    view = argparse.ArgumentParser(add_help=False)
+    view.add_argument("--device", choices=("cpu", "cuda"), help="only this device; default: all")
+    view.add_argument("--profile", choices=("quick", "full"), help="only this profile; default: all")
+
+    run = commands.add_parser("reproduce", parents=[some], help="re-execute chapters that are not up to date")
+    run.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: a GPU if there is one")
+    run.add_argument("--profile", choices=("quick", "full"), default="quick", help="default: quick, minutes on a CPU")
+    run.add_argument("--jobs", type=int, default=1, metavar="N", help="chapters at the same time, sharing the cores")
+    run.add_argument("--force", action="store_true", help="also chapters that are up to date, from their beginning")
+    run.add_argument("--book", action="store_true", help="then build the HTML of what was executed")
+
+    commands.add_parser("status", parents=[some], help="what is committed, fresh and stale")
+    compared = commands.add_parser("diff", parents=[some, view], help="fresh results beside the committed ones")
+    compared.add_argument("--all", action="store_true", help="show what is within noise as well")
+    promoted = commands.add_parser(
+        "promote", parents=[some, view], help="copy fresh results to data/ and cleaned notebooks to notebooks/"
+    )
+    promoted.add_argument("--force", action="store_true", help="also what is stale; it stays marked as stale")
+    built = commands.add_parser("build", help="build the HTML without executing anything")
+    built.add_argument("--fresh", action="store_true", help="from the last runs (device cpu, profile quick)")
+    linted = commands.add_parser("lint", help="find measured numbers that were typed into the prose")
+    linted.add_argument("--fresh", action="store_true", help="against the results of the last runs as well")
+    cleaned = commands.add_parser(
+        "clean", help="clean executed notebooks in place (nothing is deleted; `make clean` removes what was built)"
+    )
+    cleaned.add_argument("notebooks", nargs="+", type=Path, metavar="NOTEBOOK")
+    return top
+
+
+def _run(given: argparse.Namespace) -> int:
+    if given.command == "reproduce":
+        from tq.book.reproduce import reproduce
+
+        return reproduce(given.chapters, given.device, given.profile, given.jobs, given.force, given.book)
+    if given.command == "build":
+        from tq.book.build import build_book
+
+        return build_book(fresh=given.fresh)
+    if given.command == "lint":
+        from tq.book import lint, paths
+
+        values = lint.recorded(paths.root() / "data") + (lint.recorded(paths.build()) if given.fresh else [])
+        found = lint.lint(values)
+        print("\n".join(map(str, found)) or f"no typed result among {len(values)} recorded numbers")
+        return 1 if found else 0
+    if given.command == "clean":
+        from tq.book.clean import clean_file
+
+        for path in given.notebooks:
+            print(f"{path}: {'cleaned' if clean_file(path) else 'is clean'}")
+        return 0
+
+    from tq.book import compare
+    from tq.book.reproduce import select
+    from tq.book.runs import lock
+
+    select(given.chapters)
+    if given.command == "status":
+        print(compare.status(given.chapters))
+        return 0
+    if given.command == "diff":
+        rows = compare.diff(given.chapters, given.device, given.profile)
+        compare.write_page(rows)
+        print(compare.as_table(rows, everything=given.all))
+        return 0
+    with lock():
+        rows = compare.promote(given.chapters, given.device, given.profile, given.force)
+    print(compare.as_table(rows))
+    print("promoted: " + ", ".join(sorted({f"{row.chapter} ({row.device}, {row.profile})" for row in rows})))
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = parser().parse_args(arguments)
+    from tq.book.runs import Busy
+
+    try:
+        return _run(given)
+    except Busy as busy:
+        print(busy, file=sys.stderr)
+        return 2
+    except (ValueError, FileNotFoundError) as error:
+        # What the user can set right; everything else is a fault of ours and shows its traceback.
+        print(f"{given.command}: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

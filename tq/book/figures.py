@@ -1,0 +1,234 @@
+"""The one figure module: sizes, type, and one colour, marker and line per method over the whole book.
+
+Figures are made without pyplot, so a notebook shows one only when `Chapter.figure` does, and nothing needs closing.
+The first `figure` sets this process's Matplotlib defaults; no other file touches them. Not for interactive windows.
+
+Colours are Okabe and Ito's, told apart also with colour-blind eyes and in grey through marker and line.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.text import Text
+
+INK, SOFT, GRID, PAPER = "#1b1f24", "#5a6068", "#e3e5e2", "#fbfbf9"
+BLACK, ORANGE, SKY, GREEN = "#1b1f24", "#e69f00", "#56b4e9", "#009e73"
+YELLOW, BLUE, VERMILION, PURPLE = "#c9b800", "#0072b2", "#d55e00", "#cc79a7"  # yellow darkened: it must show on paper
+GREY, BROWN = "#8a8f96", "#8c5a2b"
+
+
+@dataclass(frozen=True)
+class Method:
+    """How one method looks in every figure."""
+
+    label: str
+    colour: str
+    marker: str
+    line: str | tuple[int, tuple[int, ...]] = "-"
+
+    def line_style(self) -> dict[str, Any]:
+        """For `ax.plot`: colour, marker and line."""
+        return {"color": self.colour, "marker": self.marker, "linestyle": self.line}
+
+
+_DOTS = (0, (1, 1))
+_LONG = (0, (6, 2))
+METHODS: Mapping[str, Method] = {
+    "tq": Method("TurboQuant", BLUE, "o"),
+    "tq-search": Method("TurboQuant, scale search", SKY, "D"),
+    "tq-prod": Method("TurboQuant, inner product", BLUE, "P", "--"),
+    "paper": Method("paper", PURPLE, "s", "--"),
+    "whitepaper": Method("whitepaper", PURPLE, "X", "--"),
+    "published": Method("published", PURPLE, "*", "--"),
+    "nf4": Method("NF4", ORANGE, "^"),
+    "fp4": Method("FP4", YELLOW, "v"),
+    "nvfp4": Method("NVFP4", YELLOW, "<", "--"),
+    "mxfp4": Method("MXFP4", VERMILION, "v"),
+    "mxfp8": Method("MXFP8", VERMILION, ">", "--"),
+    "fp8": Method("FP8", GREEN, "p"),
+    "int8": Method("INT8", GREEN, "h", "--"),
+    "int4": Method("INT4", BROWN, "H"),
+    "uniform": Method("uniform", GREY, "x"),
+    "onebit": Method("1-bit Adam", BROWN, "+", "--"),
+    "powersgd": Method("PowerSGD", GREEN, "1", _LONG),
+    "topk": Method("top-k", YELLOW, "2", _LONG),
+    "theory": Method("theory", INK, "", "--"),
+    "bound": Method("lower bound", INK, "", _DOTS),
+    "predicted": Method("predicted", SOFT, "", "--"),
+    "measured": Method("measured", BLUE, "o"),
+    "fp32": Method("FP32", BLACK, "s"),
+    "bf16": Method("BF16", SOFT, "d", _LONG),
+    "fp16": Method("FP16", SOFT, "8", _DOTS),
+    "adamw": Method("AdamW", BLACK, "s"),
+    "reference": Method("PyTorch reference", GREY, "x", "--"),
+    "copy": Method("copy", GREY, "", _DOTS),
+}
+
+# name -> (width in inches, height of one row in inches, type in points). On the page an inch is 96 pixels; a wide
+# figure is shrunk to the column of 720 pixels, so its type is larger and ends at 9.5 points as well.
+SIZES = {"half": (3.75, 2.8, 9.5), "full": (7.5, 3.4, 9.5), "wide": (10.0, 4.5, 12.75)}
+
+
+def _defaults(points: float = 9.5) -> Any:
+    """Matplotlib's defaults; Any, because its stubs spell out every key that it knows."""
+    from cycler import cycler
+
+    return {
+        "figure.facecolor": PAPER,
+        "savefig.facecolor": PAPER,
+        "axes.facecolor": PAPER,
+        "font.family": "sans-serif",
+        "font.sans-serif": ["DejaVu Sans"],  # comes with Matplotlib: the same figure on every machine
+        "font.size": points,
+        "axes.titlesize": points,
+        "axes.titleweight": "bold",
+        "axes.titlelocation": "left",
+        "axes.labelsize": points,
+        "xtick.labelsize": points,
+        "ytick.labelsize": points,
+        "legend.fontsize": points,
+        "figure.titlesize": points + 1,
+        "text.color": INK,
+        "axes.labelcolor": INK,
+        "axes.titlecolor": INK,
+        "axes.edgecolor": SOFT,
+        "xtick.color": SOFT,
+        "ytick.color": SOFT,
+        "xtick.labelcolor": INK,
+        "ytick.labelcolor": INK,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.linewidth": 0.8,
+        "axes.axisbelow": True,
+        "axes.grid": True,
+        "grid.color": GRID,
+        "grid.linewidth": 0.8,
+        "lines.linewidth": 1.8,
+        "lines.markersize": 5.0,
+        "lines.solid_capstyle": "round",
+        "legend.frameon": False,
+        "axes.prop_cycle": cycler(color=[BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, BROWN, BLACK]),
+        "svg.hashsalt": "tq",
+    }
+
+
+def style(points: float = 9.5) -> AbstractContextManager[None]:
+    """The book's look for a `with` block, for drawing that `figure` does not start (seaborn's own grids)."""
+    import matplotlib
+
+    return matplotlib.rc_context(_defaults(points))
+
+
+def figure(
+    size: str = "full",
+    rows: int = 1,
+    cols: int = 1,
+    *,
+    height: float | None = None,
+    sharex: bool = False,
+    sharey: bool = False,
+    width_ratios: Sequence[float] | None = None,
+    height_ratios: Sequence[float] | None = None,
+) -> tuple[Figure, Any]:
+    """A figure and its axes: one Axes, or an array of them of shape (cols,), (rows,) or (rows, cols).
+
+    size: "half", "full" or "wide", the width on the page. height: of all rows together, in inches.
+    """
+    if size not in SIZES:
+        raise ValueError(f"size={size!r}: accepted are {', '.join(SIZES)}")
+    if rows < 1 or cols < 1:
+        raise ValueError(f"rows={rows!r}, cols={cols!r}: both at least 1")
+    if height is not None and not (math.isfinite(height) and height > 0):
+        raise ValueError(f"height={height!r}: inches above 0")
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    width, row_height, points = SIZES[size]
+    # Matplotlib reads defaults also after the figure is made (titles, legends), so a `with` block would not reach them.
+    matplotlib.rcParams.update(_defaults(points))
+    fig = Figure(figsize=(width, height or row_height * rows), layout="constrained")
+    axes = fig.subplots(
+        rows, cols, sharex=sharex, sharey=sharey, width_ratios=width_ratios, height_ratios=height_ratios
+    )
+    return fig, axes
+
+
+def method(name: str) -> Method:
+    """The look of a method; an unknown name raises, so that no figure invents a second colour."""
+    if name not in METHODS:
+        raise ValueError(f"method={name!r}: accepted are {', '.join(METHODS)}")
+    return METHODS[name]
+
+
+def colour(name: str) -> str:
+    """The colour of a method."""
+    return method(name).colour
+
+
+def line_style(name: str) -> dict[str, Any]:
+    """Colour, marker and line of a method: `ax.plot(x, y, **figures.line_style("tq"))`."""
+    return method(name).line_style()
+
+
+def label_line(
+    ax: Axes, x: float, y: float, text: str, colour: str = INK, *, dx: float = 5.0, dy: float = 0.0, align: str = "left"
+) -> Text:
+    """Writes a label beside the point (x, y) of a line, in its colour, instead of a legend; dx, dy in points.
+
+    x, y: data coordinates. align: "left", "center" or "right", the side of the text that touches the point.
+    """
+    if align not in ("left", "center", "right"):
+        raise ValueError(f"align={align!r}: accepted are left, center, right")
+    return ax.annotate(
+        text, (x, y), xytext=(dx, dy), textcoords="offset points", color=_readable(colour), ha=align, va="center",
+        annotation_clip=False,
+    )  # fmt: skip
+
+
+def _luminance(colour: str) -> float:
+    """Relative luminance as WCAG 2 defines it."""
+    from matplotlib.colors import to_rgb
+
+    linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(colour)]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(colour: str, ground: str = PAPER) -> float:
+    """Contrast ratio of WCAG 2 between two colours; text needs 4.5."""
+    dark, light = sorted((_luminance(colour), _luminance(ground)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+def _readable(colour: str) -> str:
+    """The same hue, darkened until text in it can be read on paper."""
+    from matplotlib.colors import to_hex, to_rgb
+
+    shade = to_rgb(colour)
+    while contrast(to_hex(shade)) < 4.5:
+        shade = (shade[0] * 0.95, shade[1] * 0.95, shade[2] * 0.95)
+    return to_hex(shade)
+
+
+def heatmap(ax: Axes, frame: Any, unit: str, *, fmt: str = ".2g", centre: float | None = None) -> Axes:
+    """A labelled heat map of a DataFrame by seaborn; unit names its colour bar; centre: the value without colour."""
+    import seaborn
+
+    palette: Any = "cividis" if centre is None else seaborn.diverging_palette(250, 30, s=80, as_cmap=True)
+    with warnings.catch_warnings():
+        # seaborn 0.13 calls what Matplotlib 3.11 will deprecate one day.
+        warnings.simplefilter("ignore", PendingDeprecationWarning)
+        seaborn.heatmap(
+            frame, ax=ax, annot=True, fmt=fmt, cmap=palette, center=centre, linewidths=0.8, linecolor=PAPER,
+            cbar_kws={"label": unit},
+        )  # fmt: skip
+    ax.grid(False)
+    return ax

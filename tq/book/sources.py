@@ -1,0 +1,248 @@
+"""What a chapter depends on, and a hash over it: the reason why a result counts as up to date or stale.
+
+Covered: the notebook's code cells (without outputs, Markdown and papermill's injected cell), the modules of `tq` and
+`tq.kernels` that it imports directly or indirectly, byte by byte, and the files of `data/` that these name.
+Not covered: `tq.book` (it reports and decides nothing), installed packages (their versions stand with the result),
+modules whose name is put together at run time.
+
+Names are followed, not packages: `from tq import Codec` depends on `tq/__init__.py` and on the module that Codec
+comes from there, not on what else that file imports. Imports inside functions count; those for type checkers do not.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from pathlib import Path
+
+from tq.book import paths
+
+PRODUCED = ("results", "tables", "figures")  # folders of data/ that hold what the book made
+
+
+@lru_cache(maxsize=1024)
+def _parse(path: Path, stamp: tuple[int, int]) -> ast.Module:
+    """`stamp` (size, time) is the cache's key to the content."""
+    return ast.parse(path.read_bytes(), filename=path.name)
+
+
+def _tree(path: Path) -> ast.Module:
+    state = path.stat()
+    return _parse(path, (state.st_size, state.st_mtime_ns))
+
+
+def _locate(root: Path, module: str) -> Path | None:
+    """The file of a module of this project; None for a foreign or missing one."""
+    parts = module.split(".")
+    if parts[0] != "tq" or not all(parts):
+        return None
+    # kernels/ is installed as tq.kernels; the folder tq/kernels holds only a shim.
+    moved = parts[:2] == ["tq", "kernels"] and len(parts) > 2
+    base = root.joinpath("kernels", *parts[2:]) if moved else root.joinpath(*parts)
+    for candidate in (base.with_name(base.name + ".py"), base / "__init__.py"):
+        if candidate.is_file():
+            return candidate
+    return None
+
+
+def _chain(node: ast.AST) -> str:
+    """"a.b.c" of a name or of attributes of a name, else ""."""
+    if isinstance(node, ast.Name):
+        return node.id
+    base = _chain(node.value) if isinstance(node, ast.Attribute) else ""
+    return f"{base}.{node.attr}" if isinstance(node, ast.Attribute) and base else ""
+
+
+def _walk(node: ast.AST, typing: bool = False) -> Iterator[ast.AST]:
+    """Every node below, without the branches that only type checkers see unless `typing`."""
+    yield node
+    children: Iterable[ast.AST] = ast.iter_child_nodes(node)
+    if isinstance(node, ast.If) and _chain(node.test).endswith("TYPE_CHECKING") and not typing:
+        children = node.orelse
+    for child in children:
+        yield from _walk(child, typing)
+
+
+def _from(node: ast.ImportFrom, package: list[str]) -> str:
+    """Absolute name of the module in `from ... import`; `package` is where the importing file lies."""
+    if not node.level:
+        return node.module or ""
+    base = package[: len(package) - node.level + 1]
+    return ".".join([*base, node.module] if node.module else base)
+
+
+class _Dependencies:
+    """The files that a notebook reaches. A file is `whole` when all its imports count, else only `seen`."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.files: set[Path] = set()
+        self._whole: set[str] = set()
+        self._names: set[tuple[str, str]] = set()
+
+    def module(self, name: str) -> None:
+        """All of a module: its bytes and everything that it imports."""
+        path = _locate(self.root, name)
+        if path is None or name in self._whole or name == "tq.book" or name.startswith("tq.book."):
+            return
+        self._whole.add(name)
+        self.files.add(path)
+        self.code(_tree(path), self._package(name, path))
+
+    def code(self, tree: ast.AST, package: list[str], typing: bool = False) -> None:
+        """Everything that this code imports."""
+        for node in _walk(tree, typing):
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    self.module(alias.name)
+                    if alias.asname is None and "." in alias.name and alias.name.startswith("tq."):
+                        self._attributes(tree)  # the statement binds `tq`, so tq.Codec works as well
+            elif isinstance(node, ast.ImportFrom):
+                for alias in node.names:
+                    self.name(_from(node, package), alias.name)
+            elif isinstance(node, ast.Call) and _chain(node.func).endswith("import_module") and node.args:
+                if isinstance(node.args[0], ast.Constant) and isinstance(node.args[0].value, str):
+                    self.module(node.args[0].value)
+
+    def name(self, module: str, name: str) -> None:
+        """`from module import name`."""
+        path = _locate(self.root, module)
+        if path is None or (module, name) in self._names or module == "tq.book" or module.startswith("tq.book."):
+            return
+        self._names.add((module, name))
+        if path.name != "__init__.py" or name == "*":
+            self.module(module)
+            return
+        if _locate(self.root, f"{module}.{name}") is not None:
+            self.module(f"{module}.{name}")
+            if not self._binding(_tree(path), name, typing=False):
+                return
+        self.files.add(path)
+        self._defined(module, path, name)
+
+    def _defined(self, module: str, path: Path, name: str) -> None:
+        """What stands behind one name of a package's `__init__.py`."""
+        tree, package = _tree(path), self._package(module, path)
+        bound = self._binding(tree, name, typing=False)
+        if not bound and self._binding(tree, "__getattr__", typing=False):
+            # A lazy package: it tells type checkers where its names come from, or all its imports count.
+            bound = self._binding(tree, name, typing=True)
+            if not bound:
+                self.code(tree, package)
+        for statement in bound:
+            if isinstance(statement, ast.ImportFrom):
+                for alias in statement.names:
+                    if (alias.asname or alias.name) == name:
+                        self.name(_from(statement, package), alias.name)
+                    elif alias.name == "*":
+                        self.module(_from(statement, package))
+                continue
+            self.code(statement, package)
+            for used in {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)} - {name}:
+                if (module, used) not in self._names:
+                    self._names.add((module, used))
+                    self._defined(module, path, used)
+
+    @staticmethod
+    def _binding(tree: ast.Module, name: str, typing: bool) -> list[ast.AST]:
+        """The top-level statements that give a name its meaning."""
+        found: list[ast.AST] = []
+        for node in _walk(tree, typing):
+            if isinstance(node, (ast.Import, ast.ImportFrom)):
+                names = [alias.asname or alias.name.split(".")[0] for alias in node.names]
+                if name in names or any(alias.name == "*" for alias in node.names):
+                    found.append(node)
+            elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                if node.name == name and node in tree.body:
+                    found.append(node)
+            elif isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)) and node in tree.body:
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                if any(isinstance(n, ast.Name) and n.id == name for target in targets for n in ast.walk(target)):
+                    found.append(node)
+        return found
+
+    def _attributes(self, tree: ast.AST) -> None:
+        """Chains such as `tq.Codec` or `tq.quant.codec.Codec` in code that binds `tq` itself."""
+        for node in ast.walk(tree):
+            module, _, name = _chain(node).rpartition(".")
+            if module.split(".")[0] == "tq" and _locate(self.root, f"{module}.{name}") is None:
+                self.name(module, name)
+
+    @staticmethod
+    def _package(name: str, path: Path) -> list[str]:
+        return name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
+
+
+def cells(notebook: Path) -> list[str]:
+    """Sources of the code cells that count, without white space at line ends."""
+    found = paths.read_json(notebook)
+    if found is None:
+        raise FileNotFoundError(f"no notebook {notebook}")
+    sources = []
+    for cell in found.get("cells", []):
+        if cell.get("cell_type") != "code" or "injected-parameters" in cell.get("metadata", {}).get("tags", []):
+            continue
+        source = cell["source"] if isinstance(cell["source"], str) else "".join(cell["source"])
+        source = "\n".join(line.rstrip() for line in source.strip().splitlines())
+        if source:
+            sources.append(source)
+    return sources
+
+
+def _parse_cell(source: str, where: str) -> ast.Module:
+    """A cell as Python; IPython's own lines (%, !, ?) stand aside."""
+    try:
+        return ast.parse(source)
+    except SyntaxError:
+        plain = []
+        for line in source.splitlines():
+            indent = line[: len(line) - len(line.lstrip())]
+            plain.append(f"{indent}pass" if line.lstrip().startswith(("%", "!", "?")) else line)
+    try:
+        return ast.parse("\n".join(plain))
+    except SyntaxError as error:
+        raise ValueError(f"{where}: not Python, its imports are unknown ({error.msg}, line {error.lineno})") from error
+
+
+def _texts(tree: ast.AST) -> set[str]:
+    return {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+
+
+def _data(root: Path) -> dict[str, Path]:
+    """The inputs by the names under which code may speak of them."""
+    folder = root / "data"
+    found = {}
+    for path in folder.rglob("*") if folder.is_dir() else ():
+        relative = path.relative_to(folder)
+        if path.is_file() and relative.parts[0] not in PRODUCED:
+            found[relative.as_posix()] = found[f"data/{relative.as_posix()}"] = path
+    return found
+
+
+def inputs(notebook: Path | str) -> list[Path]:
+    """The modules and data files that a notebook's code depends on: absolute paths, sorted."""
+    notebook, root = Path(notebook), paths.root()
+    reached = _Dependencies(root)
+    trees: list[ast.AST] = [
+        _parse_cell(source, f"{notebook.name}, code cell {number}") for number, source in enumerate(cells(notebook), 1)
+    ]
+    whole = ast.Module(body=[statement for tree in trees for statement in getattr(tree, "body", [])], type_ignores=[])
+    reached.code(whole, [])
+    data = _data(root)
+    if data:
+        named = {text for tree in [whole, *map(_tree, reached.files)] for text in _texts(tree)}
+        reached.files.update(data[name] for name in named & data.keys())
+    return sorted(reached.files)
+
+
+def source_hash(notebook: Path | str) -> str:
+    """SHA-256 over the notebook's code and the bytes of all its inputs, independent of where the tree lies."""
+    notebook, root = Path(notebook), paths.root()
+    digest = hashlib.sha256(json.dumps(cells(notebook)).encode("utf-8"))
+    for path in inputs(notebook):
+        content = hashlib.sha256(path.read_bytes()).hexdigest()
+        digest.update(f"\n{path.relative_to(root).as_posix()} {content}".encode())
+    return digest.hexdigest()

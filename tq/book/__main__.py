@@ -18,9 +18,13 @@ EXAMPLES = """examples:
   python -m tq.book status                                 what is committed, fresh, stale
   python -m tq.book diff                                   fresh results beside the committed ones
   python -m tq.book promote distortion                     commit-ready results and notebook of one chapter
+  python -m tq.book claims --verdict partly                the claims ledger, a line a claim
   python -m tq.book build                                  HTML of the committed book in _build/html
+  python -m tq.book bench                                  throughput of the codec on this device
   python -m tq.book lint                                   measured numbers that were typed into the prose
 """
+
+VERDICTS = ("reproduced", "partly", "not reproduced", "not checkable", "not measured", "not yet")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -55,6 +59,21 @@ def parser() -> argparse.ArgumentParser:
     built.add_argument("--fresh", action="store_true", help="from the last runs (device cpu, profile quick)")
     linted = commands.add_parser("lint", help="find measured numbers that were typed into the prose")
     linted.add_argument("--fresh", action="store_true", help="against the results of the last runs as well")
+    commands.add_parser("readme", help="rewrite the README's measured table from the recorded results")
+    timed = commands.add_parser("bench", help="time the codec against a copy, its reference and installed peers")
+    timed.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: a GPU if there is one"
+    )
+    timed.add_argument("--elements", type=int, default=1 << 24, metavar="N", help="fp32 elements; default: 16 Mi")
+    timed.add_argument("--repeats", type=int, default=7, metavar="N", help="turns that are timed; default: 7")
+    judged = commands.add_parser(
+        "claims", help="the verdict of every claim, a line each, and how many of each there are"
+    )
+    judged.add_argument("--verdict", choices=VERDICTS, help="only claims with this verdict")
+    judged.add_argument("--seed", choices=("0", "1", "2", "3", "4", "T"), help="only claims of this document")
+    judged.add_argument("--id", action="append", default=[], metavar="S0-001", help="only this claim; may be repeated")
+    judged.add_argument("--json", action="store_true", help="with evidence, confidence and what would change it")
+    judged.add_argument("--record", action="store_true", help="bring data/verdicts.json in step, and say what changed")
     cleaned = commands.add_parser(
         "clean", help="clean executed notebooks in place (nothing is deleted; `make clean` removes what was built)"
     )
@@ -78,6 +97,21 @@ def _run(given: argparse.Namespace) -> int:
         found = lint.lint(values)
         print("\n".join(map(str, found)) or f"no typed result among {len(values)} recorded numbers")
         return 1 if found else 0
+    if given.command == "readme":
+        from tq.book import readme
+
+        print("README.md: rewritten" if readme.update() else "README.md: in step")
+        return 0
+    if given.command == "bench":
+        from tq.book import bench
+
+        bench.run(given.device, given.elements, given.repeats)
+        return 0
+    if given.command == "claims":
+        from tq.book import claims
+
+        print(claims.record() if given.record else claims.report(given.verdict, given.seed, given.id, given.json))
+        return 0
     if given.command == "clean":
         from tq.book.clean import clean_file
 
@@ -101,6 +135,10 @@ def _run(given: argparse.Namespace) -> int:
     with lock():
         rows = compare.promote(given.chapters, given.device, given.profile, given.force)
     print(compare.as_table(rows))
+    from tq.book import readme
+
+    if readme.update():
+        print("README.md: measured table rewritten")
     print("promoted: " + ", ".join(sorted({f"{row.chapter} ({row.device}, {row.profile})" for row in rows})))
     return 0
 

@@ -53,6 +53,7 @@ reproduce: $(READY) ## re-execute the chapters, rebuild figures, tables and HTML
 	@$(PY) -m tq.book reproduce $(CHAPTERS) --device $(DEVICE) --profile $(PROFILE) --jobs $(JOBS) $(if $(FORCE),--force) --book
 
 test: check ## check, then every test, then every notebook cell by cell (nbval)
+	@.ci/browser
 	@status=0; \
 	$(ONE_THREAD) $(PY) -m pytest tests -q -n $(WORKERS) -m "not soak" || status=$$?; \
 	if [ -n "$(NOTEBOOKS)" ]; then \

@@ -13,6 +13,7 @@ ALLOWED_IN_CI = (
     "needs a network",
     "needs root",
     "needs a git checkout",
+    "needs a browser",
 )
 
 

@@ -1,0 +1,163 @@
+"""The claims ledger as HTML: a table with an anchor a row that needs no script, filters for those who have one.
+
+Plain text in, HTML out, everything escaped; nothing of Sphinx is known here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from html import escape
+
+from tq.book import claims, compare, ledger, results
+
+
+class Book:
+    """Claims and verdicts, computed once a build."""
+
+    def __init__(self) -> None:
+        fresh = os.environ.get("TQ_BOOK_FRESH") == "1"
+        self.claims = {claim.id: claim for claim in ledger.claims()}
+        self.verdicts = {verdict.id: verdict for verdict in claims.verdicts(fresh)}
+        self.changes = ledger.snapshot()["changes"]
+        views = {(e.chapter, *e.view.split(":")) for v in self.verdicts.values() for e in v.evidence if e.view}
+        self.stale = {
+            f"{chapter}@{device}:{profile}"
+            for chapter, device, profile in views
+            if compare.staleness(
+                (results.load(chapter, device, profile, fresh=True) if fresh else None)
+                or results.load(chapter, device, profile),
+                chapter,
+            )
+            == "stale"
+        }
+
+
+@dataclass(frozen=True)
+class View:
+    """What a page needs to render the ledger. link: the address of a page as seen from it, None if it is not built."""
+
+    book: Book
+    link: Callable[[str], str | None]
+    titles: Mapping[str, str]
+    citing: Mapping[str, list[str]]
+
+    def to(self, page: str) -> str:
+        """A link to a page by its title; the bare title where there is no such page."""
+        title, uri = escape(self.titles.get(page, page)), self.link(page)
+        return f'<a href="{escape(uri)}">{title}</a>' if uri else title
+
+
+def badge(verdict: str) -> str:
+    return f'<span class="tq-verdict tq-is-{verdict.replace(" ", "-")}">{verdict}</span>'
+
+
+def counts(of: Book, uri: str | None) -> str:
+    """A list of all six verdicts, linked to the filtered ledger where there is one."""
+    items = []
+    for verdict, count in ledger.counts(of.verdicts.values()).items():
+        text = f"<b>{count}</b> {badge(verdict)}"
+        anchor = f'<a href="{escape(uri)}#verdict-{verdict.replace(" ", "-")}">{text}</a>' if uri is not None else text
+        items.append(f"<li>{anchor}</li>")
+    return f'<ul class="tq-counts" aria-label="{len(of.verdicts)} claims by verdict">{"".join(items)}</ul>'
+
+
+def changes(of: Book) -> str:
+    if not of.changes:
+        return "<p>No verdict has changed since the ledger was opened.</p>"
+    items = []
+    for change in reversed(of.changes):
+        commit = f" (commit {escape(change['commit'][:10])})" if change["commit"] else ""
+        name = escape(change["id"])
+        items.append(
+            f'<li><time>{escape(change["date"])}</time>{commit}: <a href="#claim-{name}">{name}</a> '
+            f"{badge(change['from'])} → {badge(change['to'])} {escape(change['why'])}</li>"
+        )
+    return f'<ul class="tq-changes">{"".join(items)}</ul>'
+
+
+def table(view: View) -> str:
+    """The whole ledger. Roles are spelled out because narrow screens turn the rows into cards."""
+    rows = "\n".join(row(view, claim) for claim in view.book.claims.values())
+    heads = "".join(f'<th role="columnheader" scope="col">{name}</th>' for name in HEADS)
+    return (
+        f"{controls(len(view.book.claims))}"
+        '<div class="tq-ledger-wrap"><table class="tq-ledger" role="table" id="ledger">'
+        '<caption class="tq-sr">Every claim with its verdict, the reason and the evidence</caption>'
+        f'<thead role="rowgroup"><tr role="row">{heads}</tr></thead>\n'
+        f'<tbody role="rowgroup">{rows}</tbody></table></div>'
+    )
+
+
+HEADS = ("Id", "Claim", "Verdict", "Condition", "Evidence")
+
+
+def row(view: View, claim: ledger.Claim) -> str:
+    verdict = view.book.verdicts[claim.id]
+    figure = f' <b class="tq-figure-claimed">{escape(claim.figure)}</b>' if claim.figure else ""
+    about = f"{ledger.SEEDS[claim.seed]}, {claim.section}"
+    if claim.garbled_reading:
+        about += f". Damaged in the source: {claim.garbled_reading}"
+    korean = f"<br><small>Also in Korean: “{escape(claim.claim_en)}”</small>" if claim.claim_en else ""
+    confidence = f"<br><small>{verdict.confidence} confidence</small>" if verdict.confidence else ""
+    change = ""
+    if verdict.verdict != ledger.NOT_YET:
+        change = f"<details><summary>What would change it</summary>{escape(verdict.would_change)}</details>"
+    cells = (
+        f"{escape(claim.claim)}:{figure}<br><small>{escape(about)}</small>{korean}"
+        if figure
+        else f"{escape(claim.claim)}<br><small>{escape(about)}</small>{korean}",
+        f"{badge(verdict.verdict)}{confidence}",
+        f"{escape(verdict.condition)}{change}",
+        evidence(view, verdict) + citations(view, claim.id),
+    )
+    data = "".join(
+        f'<td role="cell" data-label="{name}">{cell}</td>' for name, cell in zip(HEADS[1:], cells, strict=True)
+    )
+    marks = f'data-seed="{claim.seed}" data-kind="{" ".join(claim.kinds)}" data-verdict="{verdict.verdict}"'
+    head = f'<th role="rowheader" scope="row"><a href="#claim-{claim.id}">{claim.id}</a></th>'
+    return f'<tr role="row" id="claim-{claim.id}" {marks}>{head}{data}</tr>'
+
+
+def evidence(view: View, verdict: ledger.Verdict) -> str:
+    parts = []
+    for item in verdict.evidence:
+        if not item.view:
+            page = f"notebooks/{item.chapter}"
+            shown = f"{view.to(page)} " if item.chapter and view.link(page) else ""
+            parts.append(f"{shown}<small>{escape(item.text)}</small>")
+            continue
+        stale = f"{item.chapter}@{item.view}" in view.book.stale
+        mark = ' <strong class="tq-stale">stale</strong>' if stale else ""
+        chapter = view.to(f"notebooks/{item.chapter}")
+        parts.append(f"{chapter} <small>({escape(item.view)}) {escape(item.text)}</small>{mark}")
+    waiting = verdict.verdict in (ledger.NOT_MEASURED, ledger.NOT_YET)
+    if waiting and view.link(f"notebooks/{verdict.chapter}"):
+        parts.append(view.to(f"notebooks/{verdict.chapter}"))
+    return "<br>".join(parts) or "–"
+
+
+def citations(view: View, name: str) -> str:
+    links = ", ".join(view.to(page) for page in view.citing.get(name, []))
+    return f'<br><small class="tq-cited">Cited in {links}</small>' if links else ""
+
+
+def controls(count: int) -> str:
+    """The filters, hidden until ledger.js shows them: without it they would do nothing."""
+    choices = (
+        ("seed", "Document", ledger.SEEDS.items()),
+        ("kind", "How to check", ledger.KINDS.items()),
+        ("verdict", "Verdict", ((v, v) for v in ledger.VERDICTS)),
+    )
+    fields = "".join(
+        f'<label>{label} <select name="{name}"><option value="">all</option>'
+        + "".join(f'<option value="{value}">{escape(text)}</option>' for value, text in options)
+        + "</select></label>"
+        for name, label, options in choices
+    )
+    return (
+        '<form class="tq-filter" role="search" aria-label="Filter the claims" aria-controls="ledger" hidden>'
+        f'{fields}<label>Text <input type="search" name="q" autocomplete="off"></label>'
+        f'<button type="reset">Show all</button><output aria-live="polite">{count} claims</output></form>'
+    )

@@ -1,0 +1,44 @@
+"""Sphinx extension: takes out of the pages what a browser refuses when they are opened from a disk.
+
+The theme preloads its icon fonts with `crossorigin`, which is an error for `file:` and of no use anywhere: the fonts
+are asked for without it a moment later. Thebe, which runs cells on a remote server, is switched off in _config.yml; its
+configuration is still written into each page, twice, and declares one constant two times.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from sphinx.application import Sphinx
+
+GONE = (
+    re.compile(r'\s*<link\b(?=[^>]*\brel="preload")(?=[^>]*\bas="font")[^>]*>'),
+    re.compile(r"\s*<script>\s*const THEBE_JS_URL\b.*?</script>", re.DOTALL),
+    re.compile(r'\s*<script\b[^>]*\bsrc="[^"]*sphinx-thebe\.js[^"]*"[^>]*>\s*</script>'),
+    re.compile(r'\s*<link\b[^>]*\bhref="[^"]*sphinx-thebe\.css[^"]*"[^>]*>'),
+    re.compile(r'\s*<script type="text/x-thebe-config">.*?</script>', re.DOTALL),
+)
+
+
+def for_the_disk(text: str) -> str:
+    """A page without what is listed above."""
+    for pattern in GONE:
+        text = pattern.sub("", text)
+    return text
+
+
+def on_finished(app: Sphinx, exception: Exception | None) -> None:
+    if exception is not None or app.builder.format != "html":
+        return
+    for page in Path(app.outdir).rglob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        cleaned = for_the_disk(text)
+        if cleaned != text:
+            page.write_text(cleaned, encoding="utf-8")
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    app.connect("build-finished", on_finished)
+    return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,67 @@
+/* Filters for the claims ledger. The table is complete without this file; the state lives in the URL's hash. */
+(function () {
+  "use strict";
+  var form = document.querySelector("form.tq-filter");
+  var rows = Array.prototype.slice.call(document.querySelectorAll("table.tq-ledger tbody tr"));
+  if (!form || !rows.length) return;
+  var fields = ["seed", "kind", "verdict", "q"];
+  var output = form.querySelector("output");
+  var texts = rows.map(function (row) { return row.textContent.toLowerCase(); });
+
+  function state() {
+    var found = {};
+    fields.forEach(function (name) { found[name] = form.elements[name].value.trim(); });
+    return found;
+  }
+
+  function matches(row, text, wanted) {
+    return (!wanted.seed || row.dataset.seed === wanted.seed) &&
+      (!wanted.verdict || row.dataset.verdict === wanted.verdict) &&
+      (!wanted.kind || row.dataset.kind.split(" ").indexOf(wanted.kind) >= 0) &&
+      wanted.q.toLowerCase().split(/\s+/).every(function (word) { return text.indexOf(word) >= 0; });
+  }
+
+  function apply() {
+    var wanted = state(), shown = 0;
+    rows.forEach(function (row, i) {
+      var show = matches(row, texts[i], wanted);
+      row.hidden = !show;
+      if (show) shown += 1;
+    });
+    output.textContent = shown === rows.length ? rows.length + " claims" : shown + " of " + rows.length + " claims";
+  }
+
+  function remember() {
+    var wanted = state(), params = new URLSearchParams();
+    fields.forEach(function (name) { if (wanted[name]) params.set(name, wanted[name]); });
+    var hash = params.toString();
+    history.replaceState(null, "", hash ? "#" + hash : location.pathname + location.search);
+  }
+
+  function read() {
+    var hash = location.hash.slice(1);
+    var target = hash && document.getElementById(hash);
+    if (target && rows.indexOf(target) < 0) return; /* a heading of the page: the filters stay */
+    /* Links from other pages read #verdict-not-yet: the theme takes the hash of every link for a CSS selector. */
+    var link = /^verdict-([a-z-]+)$/.exec(hash);
+    if (hash && !target && !link && hash.indexOf("=") < 0) return;
+    var params = new URLSearchParams(target ? "" : link ? { verdict: link[1].replace(/-/g, " ") } : hash);
+    fields.forEach(function (name) {
+      form.elements[name].value = params.get(name) || "";
+      if (form.elements[name].selectedIndex === -1) form.elements[name].value = ""; /* no such choice */
+    });
+    apply();
+    if (target) target.scrollIntoView({ block: "center", behavior: "instant" });
+  }
+
+  function changed() { apply(); remember(); }
+
+  form.hidden = false;
+  form.addEventListener("input", changed);
+  form.addEventListener("submit", function (event) { event.preventDefault(); });
+  form.addEventListener("reset", function () { setTimeout(changed, 0); });
+  window.addEventListener("hashchange", read);
+  window.addEventListener("load", read); /* what loaded late has moved the row */
+  read();
+  apply();
+})();

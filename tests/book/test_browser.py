@@ -1,0 +1,182 @@
+"""Every page in a real browser, from the disk: light and dark, wide and narrow, with the keyboard, no network."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.book import site as s
+
+WIDE, NARROW = {"width": 1400, "height": 900}, {"width": 390, "height": 844}
+FLAGS = (
+    "--no-sandbox --disable-gpu --disable-background-networking --disable-component-update --disable-sync "
+    "--no-first-run --disable-default-apps"
+).split()
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+
+# Of what is to be read: the contrast of its text with the nearest ground that is not transparent.
+CONTRAST = """selector => {
+  const rgb = text => (text.match(/[\\d.]+/g) || []).map(Number);
+  const light = c => {
+    const [r, g, b] = c.map(v => v / 255).map(v => v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4);
+    return .2126 * r + .7152 * g + .0722 * b;
+  };
+  let worst = [21, ''];
+  for (const e of document.querySelectorAll(selector)) {
+    if (!e.getClientRects().length || !e.textContent.trim()) continue;
+    let ground = [255, 255, 255];
+    for (let up = e; up; up = up.parentElement) {
+      const c = rgb(getComputedStyle(up).backgroundColor);
+      if (c.length == 3 || c[3] > .5) { ground = c.slice(0, 3); break; }
+    }
+    const a = light(rgb(getComputedStyle(e).color).slice(0, 3)), b = light(ground);
+    const ratio = (Math.max(a, b) + .05) / (Math.min(a, b) + .05);
+    if (ratio < worst[0]) worst = [ratio, e.className + ': ' + e.textContent.trim().slice(0, 60)];
+  }
+  return worst;
+}"""
+# What sticks out to the right, if the page scrolls sideways.
+OVERFLOW = """() => {
+  const width = document.documentElement.clientWidth;
+  if (document.documentElement.scrollWidth <= width) return [];
+  const wide = [...document.querySelectorAll('body *')].filter(e => e.getBoundingClientRect().right > width + 1);
+  return [`scrolls at ${width}`, ...wide.slice(0, 5).map(e => e.outerHTML.slice(0, 120))];
+}"""
+# Formulas on the page, those that are drawn, those that could not be read.
+MATH = """() => ['span.math, div.math', '.math > mjx-container', '[data-mml-node=merror]']
+  .map(what => document.querySelectorAll(what).length)"""
+
+
+def executable(playwright: Any) -> str | None:
+    wanted = os.environ.get("TQ_CHROMIUM")
+    if wanted:
+        return wanted
+    found = next((path for path in map(shutil.which, NAMES) if path), None)
+    own = playwright.chromium.executable_path
+    return found or (own if own and Path(own).exists() else None)
+
+
+@pytest.fixture(scope="session")
+def html(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return s.built(tmp_path_factory)[0]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        path = executable(playwright)
+        if path is None:
+            pytest.skip("needs a browser: no Chromium was found, so no page was opened in one")
+        opened = playwright.chromium.launch(executable_path=path, args=FLAGS)
+        yield opened
+        opened.close()
+
+
+class Visit:
+    """A tab that writes down what goes wrong, and lets no request leave the disk."""
+
+    def __init__(self, browser: Any) -> None:
+        self.context = browser.new_context(viewport=WIDE, color_scheme="light")
+        self.page = self.context.new_page()
+        self.wrong: list[str] = []
+        self.context.route("**/*", self._only_files)
+        self.page.on("console", lambda message: self._note(message.type, message.text))
+        self.page.on("pageerror", lambda error: self._note("error", str(error)))
+        self.page.on("requestfailed", lambda request: self._note("error", f"failed: {request.url[:200]}"))
+
+    def _note(self, kind: str, text: str) -> None:
+        if kind in ("error", "warning"):
+            self.wrong.append(f"{kind}: {text}")
+
+    def _only_files(self, route: Any) -> None:
+        if route.request.url.startswith(("file:", "data:", "blob:")):
+            route.continue_()
+        else:
+            self.wrong.append(f"remote: {route.request.url}")
+            route.abort()
+
+    def open(self, path: Path, query: str = "") -> Any:
+        self.page.goto(path.as_uri() + query, wait_until="load")
+        return self.page
+
+
+@pytest.fixture
+def visit(browser: Any) -> Iterator[Visit]:
+    tab = Visit(browser)
+    yield tab
+    tab.context.close()
+
+
+@pytest.mark.parametrize("name", s.pages())
+def test_page(html: Path, visit: Visit, name: str) -> None:
+    page = visit.open(html / f"{name}.html")
+    if page.locator("span.math, div.math").count():
+        page.wait_for_function(f"() => {{ const [a, b] = ({MATH})(); return a == b; }}", timeout=20_000)
+        assert page.evaluate(MATH)[2] == 0, "MathJax could not read a formula"
+    for size in (WIDE, NARROW):
+        page.set_viewport_size(size)
+        for scheme in ("light", "dark"):
+            page.emulate_media(color_scheme=scheme)
+            page.wait_for_function("scheme => document.documentElement.dataset.theme == scheme", arg=scheme)
+            where = f"{name}, {size['width']} pixels, {scheme}"
+            assert page.evaluate(OVERFLOW) == [], where
+            ratio, what = page.evaluate(CONTRAST, "figcaption, .tq-provenance, .tq-val, .tq-badge, .tq-mark, td, th")
+            assert ratio >= 4.5, f"{where}: {what}"
+    images = page.eval_on_selector_all("img", "all => all.map(e => [e.src.slice(-60), e.alt.trim(), e.naturalWidth])")
+    assert [image for image in images if not image[1] or not image[2]] == []
+    assert visit.wrong == []
+
+
+def test_print_hides_the_navigation_and_opens_the_folded(html: Path, visit: Visit) -> None:
+    page = visit.open(html / "book/how-to.html")
+    page.emulate_media(media="print")
+    assert not page.locator(".bd-sidebar-primary").is_visible()
+    assert page.locator("h1:visible", has_text="How to read and re-run").count() == 1
+
+
+def test_search_finds_a_term_from_the_disk(html: Path, visit: Visit) -> None:
+    page = visit.open(html / "search.html", "?q=Lloyd")
+    page.wait_for_selector("ul.search li a", timeout=20_000)
+    hits = page.eval_on_selector_all("ul.search li a", "all => all.map(a => a.getAttribute('href'))")
+    assert any("rotation-and-codebook" in hit for hit in hits), hits
+    page.goto((html / "search.html").as_uri() + "?q=xyzzyplugh")
+    page.wait_for_selector("text=did not match any documents")
+    assert visit.wrong == []
+
+
+def test_the_keyboard_reaches_where_a_number_comes_from(html: Path, visit: Visit) -> None:
+    page = visit.open(html / "notebooks/rotation-and-codebook.html")
+    number = page.locator(".tq-val").first
+    number.focus()
+    shown = number.evaluate("e => getComputedStyle(e, '::after').content")
+    assert "device:" in shown and "commit:" in shown
+    assert page.evaluate(OVERFLOW) == []
+
+
+def test_the_ledger_is_filtered_with_the_keyboard(html: Path, visit: Visit) -> None:
+    if not (html / "book/claims.html").exists():
+        assert "book/claims" not in s.pages()
+        return
+    page = visit.open(html / "book/claims.html")
+    inputs = page.locator("article input:visible, article select:visible")
+    assert inputs.count() >= 1
+    unnamed = inputs.evaluate_all("all => all.filter(e => !(e.labels?.length || e.ariaLabel)).map(e => e.outerHTML)")
+    assert unnamed == []
+    rows = "() => [...document.querySelectorAll('article tbody tr')].filter(e => e.getClientRects().length).length"
+    before = page.evaluate(rows)
+    box = page.locator("article input[type=search], article input[type=text]").first
+    box.focus()
+    page.keyboard.type("T-001")
+    page.wait_for_function(f"before => {{ const now = ({rows})(); return now >= 1 && now < before; }}", arg=before)
+    assert page.locator("article tbody tr:visible", has_text="T-001").count() >= 1
+    for _ in "T-001":
+        page.keyboard.press("Backspace")
+    page.wait_for_function(f"before => ({rows})() == before", arg=before)
+    assert visit.wrong == []

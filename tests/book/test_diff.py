@@ -1,0 +1,136 @@
+"""What counts as moved, and that only today's results are promoted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.book import helpers as h
+from tq.book import compare, figures, results
+
+numbers = st.floats(-1e6, 1e6)
+
+
+def result(value: Any, low: float | None = None, high: float | None = None, unit: str = "s") -> dict[str, Any]:
+    return {"value": value, "unit": unit} | ({} if low is None else {"low": low, "high": high})
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "state"),
+    [
+        (result(1.0), result(1.0), "within noise"),
+        (result(1.0), result(1.0 + 1e-7), "within noise"),
+        (result(1.0), result(1.0 + 1e-5), "moved"),
+        (result(0.0), result(1e-9), "moved"),
+        (result(3), result(3.0), "within noise"),
+        (result(1.0, 0.5, 1.5), result(1.6, 1.4, 1.8), "within noise"),
+        (result(1.0, 0.5, 1.5), result(1.9, 1.6, 2.0), "moved"),
+        (result(1.0, 0.5, 1.5), result(1.4), "moved"),
+        (result("a"), result("a"), "within noise"),
+        (result("a"), result("b"), "moved"),
+        (result(True), result(False), "moved"),
+        (result(True), result(1.0), "moved"),
+        (result(1.0, unit="s"), result(1.0, unit="ms"), "moved"),
+        (None, result(1.0), "new"),
+        (result(None), result(1.0), "new"),
+        (result(1.0), None, "gone"),
+        (result(1.0), result(None), "not measured"),
+        (None, result(None), "not measured"),
+    ],
+)  # fmt: skip
+def test_states(old: dict[str, Any] | None, new: dict[str, Any] | None, state: str) -> None:
+    assert compare.state(old, new) == state
+
+
+@given(numbers, numbers, st.floats(0, 1e3), st.floats(0, 1e3))
+def test_being_within_noise_is_mutual(a: float, b: float, da: float, db: float) -> None:
+    with_interval = (result(a, a - da, a + da), result(b, b - db, b + db))
+    for old, new in (with_interval, (result(a), result(b))):
+        assert compare.state(old, new) == compare.state(new, old)
+        assert compare.state(old, old) == "within noise"
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    chapters = {name: h.notebook("x = 1", name=name) for name in ("demo", "other")}
+    monkeypatch.setenv("TQ_BOOK_ROOT", str(h.book(tmp_path, chapters)))
+    return tmp_path
+
+
+def measure(value: float, name: str = "demo", profile: str = "full") -> None:
+    ch = results.chapter(name, device="cpu", profile=profile)
+    ch.record("speed", value, "a|b")
+    ch.record("later", None)
+    ch.table("t", pd.DataFrame({"x": [value]}), "T")
+    fig, ax = figures.figure("half")
+    ax.plot([0, value], [0, 1])
+    ch.figure("f", fig, alt="A line", caption="F")
+
+
+def states(root: Path) -> dict[str, str]:
+    return {row.key: row.state for row in compare.diff()}
+
+
+def test_promoted_results_are_the_committed_ones_until_something_moves(root: Path) -> None:
+    measure(1.0)
+    assert states(root) == {"speed": "new", "later": "not measured", "table t": "new", "figure f": "new"}
+    compare.promote(["demo"])
+    committed = results.load("demo")
+    assert committed is not None and committed == results.load("demo", fresh=True)
+    for entry in (committed["tables"]["t"], committed["figures"]["f"]):
+        assert (root / "data" / entry["path"]).read_bytes() == (root / "_build" / entry["path"]).read_bytes()
+    measure(1.0)
+    assert set(states(root).values()) == {"within noise", "not measured"}
+    measure(2.0)
+    assert states(root) == {"speed": "moved", "later": "not measured", "table t": "redrawn", "figure f": "redrawn"}
+    assert "1 moved, 2 redrawn, 1 not measured" in compare.summary(compare.diff())
+    results.chapter("demo", device="cpu", profile="full").record("only", 1.0)
+    assert states(root)["speed"] == states(root)["figure f"] == "gone"
+    compare.promote()
+    assert not (root / "data/figures/cpu/full/demo").exists()  # what is gone leaves no file behind
+    done = h.tq_book(root, "diff", "--all")
+    assert done.returncode == 0 and "only" in done.stdout and "1 within noise" in done.stdout
+    measure(1.0)
+    assert "| a\\|b |" in compare.write_page(compare.diff()).read_text()
+
+
+def test_what_was_made_differently_is_said_beside_the_numbers(root: Path) -> None:
+    measure(1.0)
+    compare.promote()
+    h.write(root / "notebooks/demo.ipynb", h.notebook("x = 2", name="demo"))
+    measure(1.0)
+    rows = {row.key: row for row in compare.diff()}
+    assert rows["source_hash"].committed != rows["source_hash"].fresh and rows["source_hash"].state == ""
+    assert "moved" not in compare.summary(compare.diff())
+
+
+def test_stale_results_are_not_promoted_and_nothing_else_with_them(root: Path) -> None:
+    measure(1.0)
+    measure(1.0, name="other")
+    h.write(root / "notebooks/other.ipynb", h.notebook("x = 2", name="other"))
+    with pytest.raises(ValueError, match=r"other \(cpu, full\).*stale"):
+        compare.promote()
+    assert not (root / "data").exists()
+    assert h.tq_book(root, "promote", "other").returncode == 1
+    compare.promote(["demo"])
+    compare.promote(["other"], force=True)
+    table = compare.status().splitlines()
+    assert sum("stale" in line and line.startswith("other") for line in table) == 2
+    assert sum("up to date" in line and line.startswith("demo") for line in table) == 2
+
+
+def test_the_committed_view_needs_the_executed_notebook(root: Path) -> None:
+    measure(1.0, profile="quick")
+    with pytest.raises(ValueError, match=r"demo \(cpu, quick\): no executed notebook"):
+        compare.promote(["demo"])
+    with pytest.raises(ValueError, match="no fresh results of other"):
+        compare.promote(["other"])
+
+
+def test_chapters_never_run_are_not_measured(root: Path) -> None:
+    assert "not measured" in compare.status(["demo"]) and "other" not in compare.status(["demo"])

@@ -21,13 +21,14 @@ def test_lines_points_and_limits() -> None:
     fig, ax = figures.figure("half")
     ax.plot([1, 2], [3, 4.123456789], label="rises")
     ax.axhline(0.5)
-    ax.scatter([5], [float("nan")], label="dot")
+    ax.scatter([5, 6], [float("nan"), 7], label="dot")
     ax.set_title("panel")
     assert [tuple(row.values())[:5] for row in table(fig)] == [
         ("panel", "line", "rises", "1", "3"),
         ("panel", "line", "rises", "2", "4.12346"),
         ("panel", "line", "", "", "0.5"),
-        ("panel", "point", "dot", "5", ""),
+        ("panel", "point", "dot", "", ""),
+        ("panel", "point", "dot", "6", "7"),
     ]
 
 

@@ -30,7 +30,7 @@ VERDICTS = ("reproduced", "partly", "not reproduced", "not checkable", "not meas
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="python -m tq.book",
-        description="The book's own tools. A re-run writes to _build/ only; `promote` alone changes committed files.",
+        description="The book's own tools. A re-run writes to _build/ only; `promote` changes committed files.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

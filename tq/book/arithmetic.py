@@ -48,11 +48,13 @@ class Sum:
     claimed: float | Numbers | None = None  # None: the first number of the claim's value
     note: str = ""
     confidence: str = "high"
+    see: str = ""
     would_change: str = "A reading of the claim that is not listed, or an error in the formula."
 
     def _show(self, label: str, value: float | Numbers) -> str:
         numbers = value if isinstance(value, tuple) else (value,)
-        return f"{label} ({' and '.join(map(_text, numbers))}{' ' + self.unit if self.unit else ''})"
+        unit = "×" if self.unit == "x" else f" {self.unit}" if self.unit else ""
+        return f"{label} ({' and '.join(map(_text, numbers))}{unit})"
 
     def _agrees(self, value: float | Numbers, claimed: float | Numbers) -> bool:
         a, b = (x if isinstance(x, tuple) else (x,) for x in (value, claimed))
@@ -71,7 +73,7 @@ class Sum:
             verdict, text = NOT_REPRODUCED, f"it comes out otherwise {_join(no, 'and')}"
         text += f". {self.note}" if self.note else ""
         formula = f"{self.formula}; agreement within {self.within:.0%}"
-        return Finding(verdict, text, self.would_change, self.confidence, formula)
+        return Finding(verdict, text, self.would_change, self.confidence, formula, self.see)
 
 
 def _ratios() -> dict[str, float | Numbers]:
@@ -113,12 +115,14 @@ _LEGS = {"one way": 1, "for an all-reduce": 2}
 _PAYLOAD = "Payload alone: latency, and what a collective sends how often, are other questions."
 _WIRE = "Bytes counted on a real link instead of stored bits, or scales accounted for in another way."
 _WEIGHTS = "Weights alone: no optimizer, activations or cache."
+_SHOWN = "distortion"  # the chapter that counts stored bits
 _LINK = "rate * base bits / (4 + 32/128)"
 
 SUMS: dict[str, Sum] = {
     # --- what four bits are worth -----------------------------------------------------------------------------
     "S0-001": Sum(
-        "base bits / (4 + scale bits a number)", _ratios, "x", note=_PAYLOAD, confidence="medium", would_change=_WIRE
+        "base bits / (4 + scale bits a number)", _ratios, "x", note=_PAYLOAD, confidence="medium", would_change=_WIRE,
+        see=_SHOWN,
     ),
     "S0-002": Sum(
         "16 / (4 + scale bits / 128), and 1 / (1 - c + c / that) when a share c of the kept bytes can be coded",
@@ -126,7 +130,7 @@ SUMS: dict[str, Sum] = {
             "for a step of which 90 % can be coded": 1 / (0.1 + 0.9 / compression_ratio(STORED, 16))
         },
         "x", note="A ratio of bytes; no peak memory is measured yet.", confidence="medium",
-        would_change="The peak memory of a step with and without coding, which no chapter has measured yet.",
+        would_change="Peak memory of a step with and without coding, which no chapter has measured yet.", see=_SHOWN,
     ),
     "S0-034": Sum(_LINK, _effective(400), "Gbit/s", note=_PAYLOAD, would_change=_WIRE),
     "S0-035": Sum(_LINK, _effective(100), "Gbit/s", note=_PAYLOAD, would_change=_WIRE),
@@ -151,9 +155,11 @@ SUMS: dict[str, Sum] = {
     "T-014": Sum(
         "32 / (4 + scale bits / 128)",
         lambda: {label: value for label, value in _ratios().items() if "fp32 with" in label},
-        "x", TIGHT, note="Two digits are claimed, so the scales count.", would_change=_WIRE,
+        "x", TIGHT, note="Two digits are claimed, so the scales count.", would_change=_WIRE, see=_SHOWN,
     ),
-    "S4-074": Sum("16 / (4 + scale bits / 128)", _against_bf16, "x", would_change="Another layout of scales."),
+    "S4-074": Sum(
+        "16 / (4 + scale bits / 128)", _against_bf16, "x", would_change="Another layout of scales.", see=_SHOWN
+    ),
     # --- bytes of models --------------------------------------------------------------------------------------
     "S4-005": Sum("405e9 * 2 bytes", _bytes(405e9, in_bf16=16), "GB", TIGHT, note=_WEIGHTS),
     "S4-006": Sum(

@@ -229,7 +229,7 @@ def judge(claim: Claim, facts: Facts) -> Verdict:
     except NotRecorded as missing:
         change = f"The full run: python -m tq.book reproduce {missing.chapter} --profile full."
         return Verdict(claim.id, NOT_MEASURED, str(missing), "", (), change, chapter)
-    formula = (Evidence(found.formula),) if found.formula else ()
+    formula = (Evidence(found.formula, found.see),) if found.formula else ()
     evidence = (*facts.evidence(), *formula)
     return Verdict(claim.id, found.verdict, found.condition, found.confidence, evidence, found.would_change, chapter)
 
@@ -255,7 +255,7 @@ def report(verdict: str | None = None, seed: str | None = None, ids: Sequence[st
         rows = [{**asdict(claim), **asdict(judged)} for claim, judged in chosen]
         return json.dumps(rows, indent=1, ensure_ascii=False)
     found = ", ".join(f"{count} {name}" for name, count in ledger.counts(j for _, j in chosen).items())
-    return "\n".join([*(judged.line() for _, judged in chosen), f"{len(chosen)} claims: {found}"])
+    return "\n".join([*(judged.line() for _, judged in chosen), f"{len(chosen)} of {len(every)} claims: {found}"])
 
 
 def record() -> str:

@@ -1,6 +1,7 @@
 """An executed notebook as it is committed: only what the chapter says, nothing of where and when it ran.
 
-Dropped: papermill's injected cell and marks, times, widget state, progress bars, versions of the kernel.
+Dropped: papermill's injected cell and marks, times, widget state, progress bars, versions of the kernel, and what
+Matplotlib's calls return when a cell happens to end in one (an address in memory that no reader wants).
 Refused: an output that holds a path of this machine (the book's own root is cut off instead).
 Cleaning what is clean changes nothing; the same notebook gives the same bytes.
 """
@@ -31,6 +32,7 @@ LANGUAGE = {
     "pygments_lexer": "ipython3",
 }
 _PROGRESS = re.compile(r"\r|\d+%\|")
+_DRAWN = re.compile(r"[\[(]?(?:<matplotlib\.|Text\()")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _IMAGE = re.compile(r"data:image/[a-z+]+;base64,[A-Za-z0-9+/=]*")
 
@@ -74,6 +76,8 @@ def _output(output: dict[str, Any], count: int, where: str, machine: _Paths) -> 
         evalue = machine.cleaned(output["evalue"], where)
         return {"output_type": kind, "ename": output["ename"], "evalue": evalue, "traceback": trace}
     if WIDGET in output["data"]:
+        return None
+    if set(output["data"]) == {"text/plain"} and _DRAWN.match(_joined(output["data"]["text/plain"])):
         return None
     data = {}
     for mime, content in output["data"].items():

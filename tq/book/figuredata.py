@@ -65,7 +65,7 @@ def _cells(values: Any, corners: tuple[int, ...]) -> Iterator[tuple[tuple[int, i
 
 def _text(value: Any) -> str:
     """Six digits, nothing for what is not there."""
-    if value is None:
+    if value is None or bool(getattr(value, "mask", False)):
         return ""
     if isinstance(value, str):
         return "" if value.startswith("_") else value.replace("\n", " ")  # Matplotlib's own names begin with _
@@ -77,7 +77,8 @@ def rows(fig: Any) -> list[tuple[str, ...]]:
     """The rows under `HEADER`, as texts."""
     found = []
     for number, ax in enumerate(fig.axes, 1):
-        panel = ax.get_title() or (str(number) if len(fig.axes) > 1 else "")
+        titles = (ax.get_title(where) for where in ("left", "center", "right"))
+        panel = next(filter(None, titles), str(number) if len(fig.axes) > 1 else "")
         for row in _panel(ax):
             full = (panel, *row, *[None] * (len(HEADER) - 1 - len(row)))
             found.append(tuple(_text(value) for value in full))

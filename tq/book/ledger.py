@@ -64,8 +64,15 @@ class Claim:
 
     @property
     def figure(self) -> str:
-        """Value and unit as one text, "" where the claim has none."""
-        return "" if self.value in ("", "-") else f"{self.value} {self.unit}".strip()
+        """Value and unit as one text ("8×", "$15M", "27-56 %"), "" where the claim has none."""
+        if self.value in ("", "-"):
+            return ""
+        dollars = re.fullmatch(r"\$([MB]?)(/\w+)?", self.unit)
+        if dollars:
+            return f"${self.value}{dollars[1]}{dollars[2] or ''}"
+        if re.match(r"x\b", self.unit):
+            return f"{self.value}×{self.unit[1:]}"
+        return f"{self.value} {self.unit}".strip()
 
     def number(self) -> float:
         """The first number of the value: 8 of "8", 200 of "~200"; a value without one raises."""
@@ -77,7 +84,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a verdict rests on: results of a chapter (then with keys and view) or a formula (text alone)."""
+    """What a verdict rests on: results of a chapter (then with keys and view), or a formula and where it is shown."""
 
     text: str
     chapter: str = ""
@@ -87,13 +94,14 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Finding:
-    """What a rule returns. `formula` is shown as evidence beside the results that the rule read."""
+    """What a rule returns. `formula` is evidence beside the results that were read; `see`: a chapter that shows it."""
 
     verdict: str
     condition: str
     would_change: str
     confidence: str = ""
     formula: str = ""
+    see: str = ""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@
 Read are the pages of `book/` and the Markdown cells of the chapters. A number counts when it has a decimal point, a
 unit, %, × or "times" and at least two digits that say something. It is a finding when it equals a recorded value,
 rounded to the digits that are printed: two digits suffice for results of the page's own chapter and of the chapters
-that the page quotes, four are needed for all others, where equal digits are mostly chance.
+that the page quotes (three for the ends of their intervals), four are needed for all others, where equal digits are
+mostly chance.
 
 Left alone: code, math, roles, headings, links, comments, front matter. A number that only looks measured is excused by
 a comment with the reason on its line,
@@ -29,9 +30,12 @@ from tq.book import paths
 DEFINITIONS = {
     "4.25 bits": "four bits and an fp32 scale a block of 128, or a bf16 scale a block of 64",
     "4.125 bits": "four bits and a bf16 scale a block of 128",
+    ".03": "printed in the paper for three bits; a rounding of the exact value",
+    ".009": "printed in the paper for four bits",
+    ".047": "printed in the paper for the variance at four bits",
     "4.5 bits": "NF4 as published: four bits and an fp32 scale a block of 64",
 }
-OWN_DIGITS, OTHER_DIGITS = 2, 4
+OWN_DIGITS, END_DIGITS, OTHER_DIGITS = 2, 3, 4  # own results, ends of their intervals, results of other chapters
 UNITS = (
     "%|×|times|ms|s|seconds?|minutes?|hours?|bits?|bytes?|[KMGT]i?B(?:/s)?|[KMG]bit(?:/s)?|GFLOPS|TFLOPS|nats?|bit/byte"
     "|bits per byte|tensors|elements|tokens|steps|parameters|W|kW|kWh|USD|dollars"
@@ -153,8 +157,10 @@ def _matches(match: re.Match[str], values: Sequence[Recorded], near: set[str]) -
     found = []
     for value, half, spec in _readings(match):
         for entry in values:
-            needed = OWN_DIGITS if entry.chapter in near else OTHER_DIGITS
-            if digits >= needed and abs(abs(entry.value) - value) <= half * (1 + 1e-9):
+            own = END_DIGITS if entry.end else OWN_DIGITS
+            if digits >= (own if entry.chapter in near else OTHER_DIGITS) and abs(abs(entry.value) - value) <= half * (
+                1 + 1e-9
+            ):
                 found.append((abs(abs(entry.value) - value), entry, spec))
     return [(entry, spec) for _, entry, spec in sorted(found, key=lambda item: item[0])]
 

@@ -52,13 +52,17 @@ MATH = """() => ['span.math, div.math', '.math > mjx-container', '[data-mml-node
   .map(what => document.querySelectorAll(what).length)"""
 
 
-def executable(playwright: Any) -> str | None:
-    wanted = os.environ.get("TQ_CHROMIUM")
-    if wanted:
-        return wanted
-    found = next((path for path in map(shutil.which, NAMES) if path), None)
-    own = playwright.chromium.executable_path
-    return found or (own if own and Path(own).exists() else None)
+def executable() -> str | None:
+    """TQ_CHROMIUM, else the system's browser, else one that Playwright installed."""
+    own = Path(os.environ.get("PLAYWRIGHT_BROWSERS_PATH") or Path.home() / ".cache/ms-playwright")
+    fetched = sorted(own.glob("chromium-*/chrome-linux*/chrome"))
+    found = [os.environ.get("TQ_CHROMIUM"), *map(shutil.which, NAMES), *map(str, fetched[-1:])]
+    return next((path for path in found if path), None)
+
+
+CHROMIUM = executable()
+if CHROMIUM is None:
+    pytest.skip("needs a browser: no Chromium was found, so no page is opened in one", allow_module_level=True)
 
 
 @pytest.fixture(scope="session")
@@ -71,10 +75,7 @@ def browser() -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        path = executable(playwright)
-        if path is None:
-            pytest.skip("needs a browser: no Chromium was found, so no page was opened in one")
-        opened = playwright.chromium.launch(executable_path=path, args=FLAGS)
+        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         yield opened
         opened.close()
 

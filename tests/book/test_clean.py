@@ -11,7 +11,7 @@ import nbformat
 import pytest
 
 from tests.book import helpers as h
-from tq.book.clean import clean, clean_file, dumps
+from tq.book.clean import clean, clean_file, dumps, with_outputs
 
 BASE64 = "/".join(("aGk", "tmp", "x"))  # looks like a path and is none
 
@@ -48,13 +48,25 @@ def test_nothing_of_the_run_stays(tmp_path: Path) -> None:
     assert [cell["id"] for cell in nb["cells"]] == ["title", "c0", "c1", "c2", "c3", "c4"]
     assert [cell.get("execution_count") for cell in nb["cells"]] == [None, 1, 2, 3, None, 4]
     printed, result = nb["cells"][3]["outputs"]
-    assert printed["text"] == "1\ndata/x.csv in .\n" and nb["cells"][3]["source"] == "print(1)"
+    assert printed["text"] == "1 \ndata/x.csv in .\n" and nb["cells"][3]["source"] == "print(1)"
     assert result["execution_count"] == 3 and result["data"]["image/png"] == BASE64
     assert nb["cells"][1]["metadata"] == {"tags": ["parameters"]} and nb["cells"][3]["metadata"] == {}
     assert nb["metadata"]["kernelspec"]["name"] == "python3" and "version" not in nb["metadata"]["language_info"]
     text = dumps(nb)
     for trace in ("papermill", "injected", "cuda", "widget", str(tmp_path), "2026", "10%"):
         assert trace not in text
+
+
+def test_outputs_of_a_run_join_prose_that_was_edited_since(tmp_path: Path) -> None:
+    today = h.notebook("print(1)", "", "show()", name="a")
+    today["cells"][0]["source"] = "# another title"
+    merged = with_outputs(today, executed(tmp_path))
+    assert merged["cells"][0]["source"] == "# another title" and len(merged["cells"]) == len(today["cells"])
+    assert merged["cells"][3]["outputs"] == executed(tmp_path)["cells"][4]["outputs"] != []
+    assert today["cells"][3]["outputs"] == []
+    today["cells"][3]["source"] = "print(2)"
+    with pytest.raises(ValueError, match="other code cells"):
+        with_outputs(today, executed(tmp_path))
 
 
 def test_cleaning_twice_changes_nothing(tmp_path: Path) -> None:

@@ -36,12 +36,12 @@ def stage(fresh: bool, device: str, profile: str) -> tuple[Path, list[str]]:
             (target / name).symlink_to(root / name, target_is_directory=True)
     shown = []
     for chapter in paths.chapters():
-        source = paths.notebook(chapter)
+        nb = paths.read_json(paths.notebook(chapter)) or {}
         if fresh and runs.why_run(chapter, device, profile) is None:
-            source = runs.folder(device, profile) / f"{chapter}.ipynb"
+            ran = paths.read_json(runs.folder(device, profile) / f"{chapter}.ipynb") or {}
+            nb = clean.with_outputs(nb, ran)
             shown.append(chapter)
-        nb = clean.clean(paths.read_json(source) or {})
-        paths.write_text(target / "notebooks" / f"{chapter}.ipynb", clean.dumps(nb))
+        paths.write_text(target / "notebooks" / f"{chapter}.ipynb", clean.dumps(clean.clean(nb)))
     return target, shown
 
 

@@ -69,7 +69,7 @@ def _output(output: dict[str, Any], count: int, where: str, machine: _Paths) -> 
         text = _joined(output["text"])
         if output["name"] == "stderr" and _PROGRESS.search(text):
             return None
-        text = _without_line_ends(machine.cleaned(text, where))
+        text = machine.cleaned(text, where)  # to the last blank: nbval compares it with what a cell prints
         return {"output_type": kind, "name": output["name"], "text": text} if text.strip() else None
     if kind == "error":
         trace = [machine.cleaned(_COLOUR.sub("", line), where) for line in output["traceback"]]
@@ -161,3 +161,23 @@ def clean_file(path: Path) -> bool:
     if before != after:
         paths.write_text(path, after)
     return before != after
+
+
+def with_outputs(notebook: dict[str, Any], executed: dict[str, Any]) -> dict[str, Any]:
+    """Today's notebook with the outputs of a run of the same code, so that prose edited since is not lost.
+
+    Raises ValueError where the code cells are not the same: then those outputs are not this notebook's.
+    """
+    merged = copy.deepcopy(dict(notebook))
+    ran = [
+        cell
+        for cell in executed["cells"]
+        if cell["cell_type"] == "code" and not DROPPED_TAGS & set(cell.get("metadata", {}).get("tags", []))
+    ]
+    cells = [cell for cell in merged["cells"] if cell["cell_type"] == "code"]
+    today, then = ([_without_line_ends(_joined(c["source"])).strip() for c in side] for side in (cells, ran))
+    if today != then:
+        raise ValueError("the executed notebook has other code cells than today's: reproduce it first")
+    for cell, source in zip(cells, ran, strict=True):
+        cell["outputs"], cell["execution_count"] = source["outputs"], source["execution_count"]
+    return merged

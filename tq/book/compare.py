@@ -149,7 +149,7 @@ def write_page(rows: Sequence[Row]) -> Path:
 
 
 def staleness(found: dict[str, Any] | None, chapter: str) -> str:
-    """"-" without results, else whether they belong to today's sources."""
+    """ "-" without results, else whether they belong to today's sources."""
     if found is None:
         return "-"
     source = paths.notebook(chapter)
@@ -211,7 +211,10 @@ def promote(
             if not executed.is_file() or not (force or runs.why_run(*view) is None):
                 raise ValueError(f"{where}: no executed notebook of today's sources; reproduce it first")
             runs.publish(*view)  # results and notebook of one run, whatever was written in between
-            notebooks[view[0]] = clean.dumps(clean.clean(paths.read_json(executed) or {}))
+            today, ran = (paths.read_json(path) or {} for path in (paths.notebook(view[0]), executed))
+            if not force:  # forced outputs need not be of today's code
+                ran = clean.with_outputs(today, ran)
+            notebooks[view[0]] = clean.dumps(clean.clean(ran))
         stale = staleness(load(*view, fresh=True), view[0])
         if stale != "up to date" and not force:
             raise ValueError(f"{where}: its fresh results are not of today's sources ({stale}); reproduce it first")

@@ -11,7 +11,7 @@ from tq.book import paths
 
 
 def resolve_device(device: str = "auto") -> str:
-    """"cpu" or "cuda"; "auto" takes the GPU if there is one; "cuda" without one raises."""
+    """ "cpu" or "cuda"; "auto" takes the GPU if there is one; "cuda" without one raises."""
     if device == "cpu":
         return device
     if device not in ("auto", "cuda"):

@@ -49,7 +49,7 @@ def _locate(root: Path, module: str) -> Path | None:
 
 
 def _chain(node: ast.AST) -> str:
-    """"a.b.c" of a name or of attributes of a name, else ""."""
+    """ "a.b.c" of a name or of attributes of a name, else ""."""
     if isinstance(node, ast.Name):
         return node.id
     base = _chain(node.value) if isinstance(node, ast.Attribute) else ""

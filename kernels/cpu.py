@@ -1,228 +1,538 @@
-"""Numba encoder and decoder of blocks: one pass a block through a buffer that stays in the first-level cache.
+"""Numba encoder and decoder of blocks on the CPU: 16 blocks at a time, one lane each, in first-level cache.
 
-Same results as the PyTorch reference up to rounding: codes differ only where a coordinate falls on a threshold within
-fp32 rounding. Hadamard rotations only. Imports torch and Numba only; signs and codebooks arrive as tensors.
+A group of 16 blocks is read once, rotated in registers (in row order where butterflies pair whole vectors, as
+transposed tiles where they pair neighbours), quantized with one lane a block, so that norms, scales and packed words
+need no sums across lanes, and written once. The vector code is in ``simd``; here stand the order of the passes and the
+arithmetic of a block. Same results as the PyTorch reference up to rounding: codes differ only where a coordinate falls
+on a threshold within fp32 rounding. What becomes of a block depends on nothing but the block, so neither threads nor
+neighbours matter. Hadamard rotations only; about 100 KB of temporaries a thread.
 
 Shapes: N blocks, B block size, W packed bytes a block, R rounds, L = 2**bits levels, K multipliers.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
+import os
 import threading
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from pathlib import Path
 
 import numba
 import numpy as np
 import torch
-from numba.core.errors import NumbaPerformanceWarning
 from torch import Tensor
 
-_GROUP = 64  # blocks a parallel task takes, so that its buffers are allocated once for all of them
+from . import simd
+
+_GROUP = simd.LANES
+_KINDS = {torch.float32: simd.FP32, torch.bfloat16: simd.BF16, torch.float16: simd.FP16}
 _SCALES = {"paper": 0, "mse": 1, "unbiased": 2, "norm": 3}
-_PLANE_WIDTHS = {1: (1,), 2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 7: (4, 2, 1), 8: (8,)}
-# "contract" lets the compiler fuse multiply-adds; nothing that would assume away NaN or reorder comparisons
-_jit = numba.njit(cache=True, fastmath={"contract", "nsz", "reassoc"}, inline="never")
+_SAFE = np.float32(2.0**60)  # a sum of squares between 1/_SAFE and _SAFE needs no power of two before it
+_SMALL = 1 << 17  # elements below which waking other threads costs more than it saves
+_PAD = simd.LANES  # floats between rows of a group, so that powers of two do not share one set of the cache
+
+# Numba keys its disk cache by the file of the function alone; as the default of an argument the hash of both files is
+# part of the signature, and an edit of ``simd`` is seen.
+_STAMP = int(
+    hashlib.blake2b(b"".join(Path(m).read_bytes() for m in (__file__, simd.__file__)), digest_size=6).hexdigest(), 16
+)
 
 
-@_jit
-def _butterflies(v: np.ndarray) -> None:
-    """Unnormalised Walsh-Hadamard transform of v [B], in place."""
-    size, half = v.shape[0], 1
-    while half < size:
-        for first in range(0, size, 2 * half):
-            for i in range(first, first + half):
-                a, b = v[i], v[i + half]
-                v[i] = a + b
-                v[i + half] = a - b
-        half *= 2
+def _jit(function: Callable) -> Callable:
+    """Compiled on first use without the GIL, and cached on disk: beside this file, else in the user's cache folder."""
+    options = {"nogil": True, "error_model": "numpy", "fastmath": {"contract", "nsz"}}
+    try:
+        return numba.njit(cache=True, **options)(function)
+    except RuntimeError as error:  # "cannot cache function ...: no locator available"
+        warnings.warn(
+            f"compiled CPU kernels cannot be kept ({error}), so every process compiles them anew for some seconds; "
+            "set NUMBA_CACHE_DIR to a folder that can be written",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return numba.njit(**options)(function)
 
 
-@_jit
-def _bucket(v: np.ndarray, factor: float, thresholds: np.ndarray, index: np.ndarray) -> None:
-    """index[i] = number of thresholds strictly below v[i] * factor, by bisection (thresholds: 2**b - 1 of them)."""
-    size, steps = v.shape[0], thresholds.shape[0] + 1
-    for i in range(size):
-        u = v[i] * factor
-        at, step = 0, steps // 2
-        while step > 0:
-            at += step if thresholds[at + step - 1] < u else 0
-            step //= 2
-        index[i] = at
+@numba.njit
+def _across(z, block):
+    """Butterflies across the vectors of one row, in place."""
+    if block == 64:
+        simd.butterflies(z, 1, 4)
+    elif block == 128:
+        simd.butterflies(z, 1, 8)
+    elif block == 256:
+        simd.butterflies(z, 1, 16)
+    elif block == 512:
+        for i in range(4):
+            simd.butterflies(z + 64 * i, 4, 8)
+        for i in range(8):
+            simd.butterflies(z + 256 * i, 1, 4)
+    else:
+        for i in range(8):
+            simd.butterflies(z + 64 * i, 8, 8)
+        for i in range(8):
+            simd.butterflies(z + 512 * i, 1, 8)
 
 
-@_jit
-def _products(z: np.ndarray, index: np.ndarray, levels: np.ndarray) -> tuple[float, float]:
-    dot = square = np.float32(0.0)
-    for i in range(z.shape[0]):
-        q = levels[index[i]]
-        dot += z[i] * q
-        square += q * q
-    return dot, square
+@numba.njit
+def _load_row(source, kind, size, masks, z, energy, block):
+    """Signs and the butterflies across the vectors of one block, and 16 partial sums of its squares."""
+    simd.zero_bytes(energy, 64)
+    if block == 64:
+        simd.load_butterflies(source, kind, masks, z, energy, 1, 4)
+    elif block == 128:
+        simd.load_butterflies(source, kind, masks, z, energy, 1, 8)
+    elif block == 256:
+        simd.load_butterflies(source, kind, masks, z, energy, 1, 16)
+    else:
+        stride = block // 128
+        for i in range(stride):
+            simd.load_butterflies(source + 16 * size * i, kind, masks + 64 * i, z + 64 * i, energy, stride, 8)
+        for i in range(8):
+            if block == 512:
+                simd.butterflies(z + 256 * i, 1, 4)
+            else:
+                simd.butterflies(z + 512 * i, 1, 8)
 
 
-@_jit
-def _pack(index: np.ndarray, widths: np.ndarray, out: np.ndarray) -> None:
-    at = shift = 0
-    for width in widths:
-        per_byte = 8 // width
-        mask = (1 << width) - 1
-        for first in range(0, index.shape[0], per_byte):
-            byte = 0
-            for k in range(per_byte):
-                byte |= ((index[first + k] >> shift) & mask) << (k * width)
-            out[at] = byte
-            at += 1
-        shift += width
+@numba.njit
+def _store_row(z, masks, scale, limit, out, kind, size, block):
+    """The last butterflies of one block, its signs and scale, to the output."""
+    if block == 64:
+        simd.butterflies_store(z, masks, scale, limit, out, kind, 4)
+    elif block == 128:
+        simd.butterflies_store(z, masks, scale, limit, out, kind, 8)
+    elif block == 256:
+        simd.butterflies_store(z, masks, scale, limit, out, kind, 16)
+    else:
+        stride = block // 128
+        for i in range(stride):
+            simd.butterflies(z + 64 * i, stride, 8)
+        for i in range(8):
+            at = 16 * stride * i
+            if block == 512:
+                simd.butterflies_store(z + 4 * at, masks + 4 * at, scale, limit, out + size * at, kind, 4)
+            else:
+                simd.butterflies_store(z + 4 * at, masks + 4 * at, scale, limit, out + size * at, kind, 8)
 
 
-@_jit
-def _unpack(code: np.ndarray, widths: np.ndarray, index: np.ndarray) -> None:
-    index[:] = 0
-    at = shift = 0
-    for width in widths:
-        per_byte = 8 // width
-        mask = (1 << width) - 1
-        for first in range(0, index.shape[0], per_byte):
-            byte = code[at]
-            for k in range(per_byte):
-                index[first + k] |= ((byte >> (k * width)) & mask) << shift
-            at += 1
-        shift += width
+@numba.njit
+def _largest(values):
+    """Largest magnitude, or NaN where a value is not finite."""
+    largest = np.float32(0.0)
+    for v in values:
+        if not abs(v) <= np.float32(3.4028235e38):
+            return np.float32(np.nan)
+        largest = max(largest, abs(v))
+    return largest
 
 
-@numba.njit(cache=True, parallel=True, fastmath={"contract", "nsz", "reassoc"})
-def _encode(x, payload, scales, signs, levels, thresholds, multipliers, widths, kind, limit):
-    n_blocks, size = scales.shape[0], signs.shape[1]
-    inverse_root = np.float32(1.0 / math.sqrt(size))
-    for group in numba.prange((n_blocks + _GROUP - 1) // _GROUP):
-        z = np.empty(size, np.float32)
-        index = np.empty(size, np.uint8)
-        best = np.empty(size, np.uint8)
-        for n in range(group * _GROUP, min((group + 1) * _GROUP, n_blocks)):
-            first = n * size
-            count = min(size, x.shape[0] - first)
-            largest = np.float32(0.0)
-            finite = True
-            for i in range(count):
-                magnitude = abs(x[first + i])
-                finite &= magnitude <= np.float32(3.4028235e38)  # False for Inf and NaN
-                largest = max(largest, magnitude)
-            if not finite or largest == 0.0:
-                scales[n] = np.float32(0.0) if finite else np.float32(np.nan)
-                payload[n] = 0
+@numba.njit
+def _move_words(words, keep, payload, width, store):
+    """All words of 16 blocks between vectors of one lane a block and the payload's rows of ``width`` bytes."""
+    at = 0
+    while width - at >= 64:
+        if store:
+            simd.store_words(words + 16 * at, keep, payload + at, width, 16)
+        else:
+            simd.load_words(payload + at, width, words + 16 * at, 16)
+        at += 64
+    if width - at >= 32:
+        if store:
+            simd.store_words(words + 16 * at, keep, payload + at, width, 8)
+        else:
+            simd.load_words(payload + at, width, words + 16 * at, 8)
+        at += 32
+    if width - at >= 16:
+        if store:
+            simd.store_words(words + 16 * at, keep, payload + at, width, 4)
+        else:
+            simd.load_words(payload + at, width, words + 16 * at, 4)
+        at += 16
+    if width - at >= 8:
+        if store:
+            simd.store_words(words + 16 * at, keep, payload + at, width, 2)
+        else:
+            simd.load_words(payload + at, width, words + 16 * at, 2)
+
+
+@numba.njit
+def _address(array):
+    """Signed, as sums of Numba's unsigned addresses and integers would be floats."""
+    return np.int64(array.ctypes.data)
+
+
+@numba.njit
+def _scratch(floats):
+    """Uninitialised fp32 array that starts on a cache line."""
+    buffer = np.empty(floats + 16, np.float32)
+    start = (-buffer.ctypes.data % 64) // 4
+    return buffer[start : start + floats]
+
+
+@numba.njit
+def _sign_masks(signs):
+    """What signs [R, B] flip: int32 [R * B] with the top bit set for -1."""
+    flat, masks = signs.reshape(signs.size), _scratch(signs.size).view(np.int32)
+    for i in range(signs.size):
+        masks[i] = np.int32(-2147483648) if flat[i] < 0 else np.int32(0)
+    return masks
+
+
+@numba.njit
+def _hold(arrays):
+    """Called last with what was used by address only: Numba frees an array after the last mention of its name."""
+    return len(arrays)
+
+
+def _encode_groups(
+    first, last, source, kind, size, dim, payload, scales, signs, bits, tables, multipliers, scale_kind,
+    limit, factor, stamp=_STAMP,
+):  # fmt: skip
+    """Encode groups first ... last - 1. Addresses: source, payload. Types tell ``kind`` and ``bits`` (its length)."""
+    rounds, block = signs.shape
+    n_blocks, tiles, trials = scales.shape[0], block // 16, multipliers.shape[0]
+    width, pitch = len(bits) * block // 8, 4 * (block + _PAD)
+    growth = np.float32(float(block) ** (-0.5 * rounds))  # undoes that of the unnormalised transforms
+    root = np.float32(math.sqrt(block))
+
+    masks = _sign_masks(signs)
+    group_blocks, packed, spare_payload = _scratch(4 * pitch), _scratch(4 * width), _scratch(4 * width)
+    partial_energies, spare_block, wide_block = _scratch(256), _scratch(block), _scratch(block)
+    energies, to_unit, best, unit, least = _scratch(16), _scratch(16), _scratch(16), _scratch(16), _scratch(16)
+    sums, trial_sums = _scratch(32).reshape(2, 16), _scratch(32 * trials).reshape(trials, 2, 16)
+    units, keep, powers = _scratch(16 * trials).reshape(trials, 16), np.empty(16, np.int32), np.empty(16, np.float64)
+    z, words, masks_at = _address(group_blocks), _address(packed), _address(masks)
+    energy_tile, spare, wide = _address(partial_energies), _address(spare_block), _address(wide_block)
+    tables_at = _address(tables)
+
+    per_row = (dim + block - 1) // block
+    row, column = first * _GROUP // per_row, first * _GROUP % per_row * block
+    for group in range(first, last):
+        n = group * _GROUP
+        rows = min(_GROUP, n_blocks - n)
+        keep[:] = -1
+        powers[:] = 1.0
+        for r in range(_GROUP):
+            if r >= rows:
+                simd.zero_bytes(z + pitch * r, 4 * block)
+                simd.zero_bytes(energy_tile + 64 * r, 64)
                 continue
-            exponent = math.frexp(largest)[1]
-            for i in range(count):
-                z[i] = np.float32(math.ldexp(float(x[first + i]), -exponent))
-            z[count:] = 0.0
-            for r in range(signs.shape[0]):
-                for i in range(size):
-                    z[i] *= signs[r, i]
-                _butterflies(z)
-                for i in range(size):
-                    z[i] *= inverse_root
-            energy = np.float32(0.0)
-            for i in range(size):
-                energy += z[i] * z[i]
-            norm = math.sqrt(energy)
-            to_unit = math.sqrt(np.float32(size)) / norm
-            _bucket(z, np.float32(to_unit * multipliers[0]), thresholds, best)
-            dot, square = _products(z, best, levels)
-            for k in range(1, multipliers.shape[0]):
-                _bucket(z, np.float32(to_unit * multipliers[k]), thresholds, index)
-                trial_dot, trial_square = _products(z, index, levels)
-                if trial_dot / math.sqrt(trial_square) > dot / math.sqrt(square):
-                    best[:] = index
-                    dot, square = trial_dot, trial_square
-            if kind == 0:
-                scale = norm * inverse_root
-            elif kind == 1:
+            address = source + (row * dim + column) * size
+            count = min(block, dim - column)
+            if count < block:
+                simd.zero_bytes(spare, size * block)
+                simd.copy_bytes(spare, address, size * count)
+                address = spare
+            _load_row(address, kind, size, masks_at, z + pitch * r, energy_tile + 64 * r, block)
+            column += block
+            if column >= dim:
+                row, column = row + 1, 0
+        simd.sum_rows(energy_tile, _address(energies))
+
+        again = False
+        for r in range(rows):
+            if 1 / _SAFE < energies[r] < _SAFE:
+                continue
+            # rare: read the block again, times the power of two that brings its largest magnitude into [1/2, 1)
+            its_row, its_column = (n + r) // per_row, (n + r) % per_row * block
+            count = min(block, dim - its_column)
+            simd.zero_bytes(spare, size * block)
+            simd.copy_bytes(spare, source + (its_row * dim + its_column) * size, size * count)
+            for i in range(tiles):
+                simd.widen(spare + 16 * size * i, kind, wide + 64 * i)
+            largest = _largest(wide_block)
+            if largest == 0.0 or math.isnan(largest):
+                powers[r] = largest
+                wide_block[:] = 0.0
+            else:
+                exponent = math.frexp(largest)[1]
+                powers[r] = math.ldexp(1.0, exponent)
+                for i in range(block):
+                    wide_block[i] = math.ldexp(float(wide_block[i]), -exponent)
+            _load_row(wide, np.float32(0), 4, masks_at, z + pitch * r, energy_tile + 64 * r, block)
+            again = True
+        if again:
+            simd.sum_rows(energy_tile, _address(energies))
+
+        for lane in range(16):
+            energy = energies[lane]
+            to_unit[lane] = root * growth / math.sqrt(energy) if energy > 0 else np.float32(0.0)
+            best[lane] = multipliers[0]
+        if rounds > 1:
+            for c in range(tiles):
+                simd.tile(z + 64 * c, pitch, masks_at + 4 * block + 64 * c, "THSH")
+            for r in range(_GROUP):
+                _across(z + pitch * r, block)
+        if rounds > 2:
+            for c in range(tiles):
+                simd.tile(z + 64 * c, pitch, masks_at + 8 * block + 64 * c, "SH")
+            for r in range(_GROUP):
+                _across(z + pitch * r, block)
+        if trials > 1:
+            trial_sums[:] = 0.0
+            for k in range(trials):
+                for lane in range(16):
+                    units[k, lane] = to_unit[lane] * multipliers[k]
+            for c in range(tiles):
+                if rounds == 1:
+                    simd.tile(z + 64 * c, pitch, 0, "TH")
+                for half in range(2):
+                    chunk = z + 64 * c + 8 * half * pitch
+                    k = 0
+                    while k < trials:
+                        units_k, sums_k = _address(units) + 64 * k, _address(trial_sums) + 128 * k
+                        if trials - k >= 4:
+                            simd.try_scales(chunk, pitch, units_k, tables_at, sums_k, bits, 4)
+                            k += 4
+                        else:
+                            simd.try_scales(chunk, pitch, units_k, tables_at, sums_k, bits, 1)
+                            k += 1
+            for k in range(trials):
+                energy = np.float32(block) * multipliers[k] * multipliers[k]
+                for lane in range(16):
+                    loss, product = trial_sums[k, 0, lane], trial_sums[k, 1, lane]
+                    # squared sine of the angle between u and its levels q = u - r, from r: no cancellation
+                    sine = (energy * loss - product * product) / (energy * (energy - 2 * product + loss))
+                    if k == 0 or sine < least[lane]:
+                        least[lane] = sine
+                        best[lane] = multipliers[k]
+        for lane in range(16):
+            unit[lane] = to_unit[lane] * best[lane]
+        sums[:] = 0.0
+        simd.zero_bytes(words, 16 * width)
+        ahead = source + (row * dim + column) * size
+        for c in range(tiles):
+            # the next group, while this one keeps the arithmetic busy
+            if size == 4 or c % 2 == 0:
+                simd.prefetch_1kb(ahead + 256 * size * c, False)
+            if rounds == 1 and trials == 1:
+                simd.tile(z + 64 * c, pitch, 0, "TH")
+            for half in range(2):
+                coordinate = 16 * c + 8 * half
+                chunk = z + 64 * c + 8 * half * pitch
+                simd.quantize(
+                    chunk, pitch, _address(unit), tables_at, _address(sums), words, 2 * block, coordinate, bits
+                )  # fmt: skip
+
+        for lane in range(16):
+            energy, dot, square = energies[lane], sums[0, lane] * growth, sums[1, lane]
+            if scale_kind == 0:
+                scale = math.sqrt(energy) / root
+            elif scale_kind == 1:
                 scale = dot / square
-            elif kind == 2:
+            elif scale_kind == 2:
                 scale = energy / dot
             else:
-                scale = norm / math.sqrt(square)
-            scale = math.ldexp(float(scale), exponent)  # float64: exact until the store
-            if abs(scale) >= limit:
-                scales[n] = np.float32(np.nan)
-                payload[n] = 0
+                scale = math.sqrt(energy / square)
+            power = powers[lane]
+            exact = float(scale) * power * factor if power > 0 else power
+            if not abs(exact) < limit:
+                exact = np.nan
+            if not exact > 0:
+                keep[lane] = 0
+            if lane < rows:
+                scales[n + lane] = exact
+        if rows == _GROUP:
+            _move_words(words, _address(keep), payload + n * width, width, True)
+        else:
+            _move_words(words, _address(keep), _address(spare_payload), width, True)
+            simd.copy_bytes(payload + n * width, _address(spare_payload), rows * width)
+    _hold((masks, group_blocks, packed, spare_payload, partial_energies, spare_block, wide_block))
+    _hold((energies, unit, sums, trial_sums, units, keep, tables))
+
+
+def _decode_groups(
+    first, last, payload, scales, target, kind, size, dim, signs, bits, levels, limit, stamp=_STAMP
+):  # fmt: skip
+    """Decode groups first ... last - 1. Addresses: payload, target. Types tell ``kind`` and ``bits`` (its length)."""
+    rounds, block = signs.shape
+    n_blocks, tiles = scales.shape[0], block // 16
+    width, pitch = len(bits) * block // 8, 4 * (block + _PAD)
+
+    masks = _sign_masks(signs)
+    group_blocks, packed = _scratch(4 * pitch), _scratch(4 * width)
+    spare_payload, spare_block = _scratch(4 * width), _scratch(block)
+    z, words, masks_at = _address(group_blocks), _address(packed), _address(masks)
+    spare_words, spare = _address(spare_payload), _address(spare_block)
+    # undoes the growth of the unnormalised transforms; in the levels, as a tiny scale times it would be subnormal
+    table = levels * np.float32(float(block) ** (-0.5 * rounds))
+    table_at = _address(table)
+
+    per_row = (dim + block - 1) // block
+    row, column = first * _GROUP // per_row, first * _GROUP % per_row * block
+    for group in range(first, last):
+        n = group * _GROUP
+        rows = min(_GROUP, n_blocks - n)
+        if rows == _GROUP:
+            _move_words(words, 0, payload + n * width, width, False)
+        else:
+            simd.zero_bytes(spare_words, 16 * width)
+            simd.copy_bytes(spare_words, payload + n * width, rows * width)
+            _move_words(words, 0, spare_words, width, False)
+        if rounds == 1:
+            for c in range(tiles):
+                if block > 256:
+                    simd.prefetch_1kb(target + (row * dim + column + 256 * c) * size, True)
+                simd.dequantize(words, 2 * block, c, table_at, z + 64 * c, pitch, bits, "HT")
+        else:
+            for c in range(tiles):
+                simd.dequantize(words, 2 * block, c, table_at, z + 64 * c, pitch, bits, "H")
+            for r in range(_GROUP):
+                _across(z + pitch * r, block)
+            if rounds == 3:
+                for c in range(tiles):
+                    simd.tile(z + 64 * c, pitch, masks_at + 8 * block + 64 * c, "SH")
+                for r in range(_GROUP):
+                    _across(z + pitch * r, block)
+            for c in range(tiles):
+                simd.tile(z + 64 * c, pitch, masks_at + 4 * block + 64 * c, "SHT")
+        for r in range(rows):
+            address = target + (row * dim + column) * size
+            count = min(block, dim - column)
+            z_row = z + pitch * r
+            if count == block:
+                _store_row(z_row, masks_at, scales[n + r], limit, address, kind, size, block)
             else:
-                scales[n] = np.float32(scale)
-                _pack(best, widths, payload[n])
+                simd.copy_bytes(spare, address, size * count)
+                _store_row(z_row, masks_at, scales[n + r], limit, spare, kind, size, block)
+                simd.copy_bytes(address, spare, size * count)
+            column += block
+            if column >= dim:
+                row, column = row + 1, 0
+    _hold((masks, group_blocks, packed, spare_payload, spare_block, table))
 
 
-@numba.njit(cache=True, parallel=True, fastmath={"contract", "nsz", "reassoc"})
-def _decode(payload, scales, out, signs, levels, widths, limit):
-    n_blocks, size = scales.shape[0], signs.shape[1]
-    inverse_root = np.float32(1.0 / math.sqrt(size))
-    for group in numba.prange((n_blocks + _GROUP - 1) // _GROUP):
-        y = np.empty(size, np.float32)
-        index = np.empty(size, np.uint8)
-        for n in range(group * _GROUP, min((group + 1) * _GROUP, n_blocks)):
-            first = n * size
-            count = min(size, out.shape[0] - first)
-            _unpack(payload[n], widths, index)
-            for i in range(size):
-                y[i] = levels[index[i]]
-            for r in range(signs.shape[0] - 1, -1, -1):
-                _butterflies(y)
-                for i in range(size):
-                    y[i] *= inverse_root * signs[r, i]
-            scale = scales[n]
-            for i in range(count):
-                v = y[i] * scale
-                # both comparisons are False for NaN, which therefore passes
-                if v > limit:
-                    v = limit
-                elif v < -limit:
-                    v = -limit
-                out[first + i] = v
+_encode_groups = _jit(_encode_groups)
+_decode_groups = _jit(_decode_groups)
 
 
-_LOCK = threading.Lock()
+@lru_cache(maxsize=64)
+def _look_up(bits: int, thresholds: bytes, levels: bytes) -> np.ndarray:
+    """Tables that find the level nearest to u >= 0 by one guess and one comparison; fp32, laid out for ``simd``.
+
+    The guess j = rint(c1 u + c2 u^2 + ...) counts the thresholds below u, or one too many: it is right when the
+    polynomial takes the j-th positive threshold to j within 1/2 and rises in between. Comparing u with the j-th then
+    settles it, exactly. Coefficients: least maximal error, by Lawson's iterated weights.
+    """
+    half, degree = 1 << (bits - 1), simd.DEGREE[bits]
+    positive = np.frombuffer(thresholds, np.float32)[half:].astype(np.float64)
+    edges = np.full(simd.table_size(half), np.inf, np.float32)
+    edges[(half - 1 + np.arange(half)) % edges.size] = np.concatenate([[-np.inf], positive])
+    magnitudes = np.resize(np.frombuffer(levels, np.float32)[half:], simd.table_size(half))
+    if degree == 0:
+        return np.concatenate([edges, magnitudes, [0.0]]).astype(np.float32)
+    # a line is cut off at the last index, so it may overshoot the last threshold
+    fitted, powers = positive[:-1] if degree == 1 and half > 2 else positive, np.arange(1, degree + 1)
+    basis = (fitted[:, None] / fitted[-1]) ** powers
+    count, weights = np.arange(1.0, fitted.size + 1), np.ones(fitted.size)
+    least, best = 0.5, np.zeros(degree)
+    for _ in range(200):
+        root = np.sqrt(weights)
+        coefficients = np.linalg.lstsq(basis * root[:, None], count * root, rcond=None)[0]
+        error = np.abs(basis @ coefficients - count)
+        if error.max() < least:
+            least, best = error.max(), coefficients
+        weights = weights * (error + 1e-9) / np.dot(weights, error + 1e-9)
+    grid = np.linspace(0.0, 1.0, 4096)[:, None] ** powers @ best
+    rises = np.all(np.diff(grid) > 0) and (positive[-1] / fitted[-1]) ** powers @ best > half - 1.45
+    if least > 0.45 or not rises:
+        raise ValueError(f"no polynomial of degree {degree} guesses the {half} levels of these thresholds")
+    return np.concatenate([edges, magnitudes, positive[-1:], best / fitted[-1] ** powers]).astype(np.float32)
 
 
-@contextmanager
-def _parallel() -> Iterator[None]:
-    """As many threads as torch uses, one call at a time: Numba's work queue aborts the process on concurrent calls."""
-    with _LOCK, warnings.catch_warnings():
-        warnings.simplefilter("ignore", NumbaPerformanceWarning)
-        numba.set_num_threads(max(1, min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)))
-        yield
+def _decoder_table(bits: int, levels: np.ndarray) -> np.ndarray:
+    positive = levels[levels.size // 2 :] if bits >= simd.SYMMETRIC else levels
+    return np.resize(positive, simd.level_table_size(bits))
 
 
-def _widths(bits: int) -> np.ndarray:
-    return np.array(_PLANE_WIDTHS[bits], dtype=np.int64)
+_POOL: ThreadPoolExecutor | None = None
+_POOL_LOCK = threading.Lock()
+
+
+def _forget_pool() -> None:
+    """A forked child has no threads but its own."""
+    global _POOL, _POOL_LOCK
+    _POOL, _POOL_LOCK = None, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_pool)
+
+
+def _pool() -> ThreadPoolExecutor:
+    global _POOL
+    with _POOL_LOCK:
+        if _POOL is None:
+            _POOL = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="tq-kernels")
+        return _POOL
+
+
+def _run(kernel: Callable, n_blocks: int, elements: int, *arguments) -> None:
+    """kernel(first, last, *arguments) over all groups, on as many threads as torch uses."""
+    groups = -(-n_blocks // _GROUP)
+    if groups == 0:
+        return
+    threads = 1 if elements < _SMALL else min(torch.get_num_threads(), groups)
+    if threads == 1:
+        kernel(0, groups, *arguments)
+        return
+    # more pieces than threads, so that a core that is taken away delays a piece and not a half
+    bounds = [groups * i // (4 * threads) for i in range(4 * threads + 1)]
+    pieces = deque(zip(bounds, bounds[1:], strict=False))
+
+    def work() -> None:
+        while True:
+            try:
+                first, last = pieces.popleft()
+            except IndexError:
+                return
+            kernel(first, last, *arguments)
+
+    others = [_pool().submit(work) for _ in range(threads - 1)]
+    try:
+        work()
+    finally:
+        for other in others:
+            other.result()
 
 
 def encode(
-    x: Tensor, payload_NW: Tensor, scale_N: Tensor, signs_RB: Tensor, levels_L: Tensor, thresholds: Tensor,
-    multipliers_K: Tensor, bits: int, scale: str,
+    x_RD: Tensor, payload_NW: Tensor, scale_N: Tensor, signs_RB: Tensor, levels_L: Tensor, thresholds: Tensor,
+    multipliers_K: tuple[float, ...], bits: int, scale: str, factor: float = 1.0,
 ) -> None:  # fmt: skip
-    """Encode flat ``x`` [n] (fp32, bf16, fp16) into ``payload_NW`` uint8 and ``scale_N`` (fp32, bf16), on the CPU."""
+    """Encode ``factor * x_RD`` [rows, dim] (contiguous; fp32, bf16, fp16) into ``payload_NW`` and ``scale_N``.
+
+    Every row starts a new block. payload_NW: uint8; scale_N: fp32 or bf16; signs_RB: fp32, ±1; levels_L and
+    thresholds: fp32, symmetric; scale: "paper", "mse", "unbiased" or "norm". All on the CPU.
+    """
     scales = scale_N if scale_N.dtype == torch.float32 else torch.empty(scale_N.shape, dtype=torch.float32)
     # values from half a step above the largest number of the stored type on would round to infinity
     info = torch.finfo(scale_N.dtype)
     limit = float(info.max) * (1.0 + info.eps / 4.0)
-    with _parallel():
-        _encode(
-            x.float().numpy(), payload_NW.numpy(), scales.numpy(), signs_RB.numpy(), levels_L.numpy(),
-            thresholds.numpy(), multipliers_K.numpy(), _widths(bits), _SCALES[scale], limit,
-        )  # fmt: skip
+    tables = _look_up(bits, thresholds.numpy().tobytes(), levels_L.numpy().tobytes())
+    _run(
+        _encode_groups, scale_N.shape[0], x_RD.numel(), x_RD.data_ptr(), simd.KIND_TAGS[_KINDS[x_RD.dtype]],
+        x_RD.element_size(), x_RD.shape[1], payload_NW.data_ptr(), scales.numpy(), signs_RB.numpy(), (0,) * bits,
+        tables, np.array(multipliers_K, np.float32), _SCALES[scale], limit, float(factor),
+    )  # fmt: skip
     if scales is not scale_N:
         scale_N.copy_(scales)
 
 
-def decode(payload_NW: Tensor, scale_N: Tensor, out: Tensor, signs_RB: Tensor, levels_L: Tensor, bits: int) -> None:
-    """Decode into flat ``out`` [n] (fp32, bf16, fp16), all on the CPU."""
-    y = out if out.dtype == torch.float32 else torch.empty(out.shape, dtype=torch.float32)
-    with _parallel():
-        _decode(
-            payload_NW.numpy(), scale_N.float().numpy(), y.numpy(), signs_RB.numpy(), levels_L.numpy(),
-            _widths(bits), np.float32(torch.finfo(out.dtype).max),
-        )  # fmt: skip
-    if y is not out:
-        out.copy_(y)
+def decode(
+    payload_NW: Tensor, scale_N: Tensor, out_RD: Tensor, signs_RB: Tensor, levels_L: Tensor, bits: int,
+    accumulate: bool = False,
+) -> None:  # fmt: skip
+    """Decode into ``out_RD`` [rows, dim] (contiguous; fp32, bf16, fp16), or add to it (fp32). All on the CPU."""
+    kind = simd.ADD_FP32 if accumulate else _KINDS[out_RD.dtype]
+    _run(
+        _decode_groups, scale_N.shape[0], out_RD.numel(), payload_NW.data_ptr(), scale_N.float().numpy(),
+        out_RD.data_ptr(), simd.KIND_TAGS[kind], out_RD.element_size(), out_RD.shape[1], signs_RB.numpy(), (0,) * bits,
+        _decoder_table(bits, levels_L.numpy()), np.float32(torch.finfo(out_RD.dtype).max),
+    )  # fmt: skip

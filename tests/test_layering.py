@@ -27,7 +27,7 @@ class Floor:
 
 
 FLOORS = {
-    "tq.kernels": Floor(outside=frozenset({"torch", "triton", "numba", "numpy"})),
+    "tq.kernels": Floor(inside=("tq.kernels",), outside=frozenset({"torch", "triton", "numba", "llvmlite", "numpy"})),
     "tq.quant": Floor(inside=("tq.quant",), outside=frozenset({"torch", "numpy"})),
     "tq.quant.dispatch": Floor(
         inside=("tq.quant", "tq.kernels"), outside=frozenset({"torch", "numpy"}), lazy=frozenset({"numba", "triton"})

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 import struct
 from dataclasses import dataclass
 
@@ -32,7 +33,7 @@ MAX_HAAR_DIM = 4096  # a dense float64 matrix of 128 MiB
 
 _MAGIC, _VERSION = b"TQCD", 1
 _PREFIX = struct.Struct("<4sHH16s")  # magic, version, header bytes, BLAKE2b of everything else
-_FIELDS = struct.Struct("<BBHBBBBBHBQ")  # bits, rounds, block, scale, rotation, codebook, scale dtype, nonfinite, ...
+_FIELDS = struct.Struct("<BBHBBBBBHBBQ")  # bits, rounds, block, scale, rotation, codebook, scale dtype, nonfinite, ...
 
 
 def _int_in(name: str, value: object, low: int, high: int) -> None:
@@ -45,6 +46,15 @@ def _int_in(name: str, value: object, low: int, high: int) -> None:
 def _one_of(name: str, value: object, accepted: tuple[object, ...]) -> None:
     if value not in accepted:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, accepted))}; got {value!r}")
+
+
+def _matrix(shape: tuple[int, ...], rows: bool) -> tuple[int, int]:
+    """Shape [rows, dim] as the kernels see it: one row for the whole tensor, or the rows of its last dimension."""
+    if not rows:
+        return 1, math.prod(shape)
+    if not shape:
+        raise ValueError("rows=True needs at least one dimension, got a scalar")
+    return math.prod(shape[:-1]), shape[-1]
 
 
 @dataclass(frozen=True)
@@ -109,19 +119,28 @@ class Codec:
         """The same codec with the seed of the stream named by ``keys`` (step, tensor, rank, ...)."""
         return dataclasses.replace(self, seed=derive_seed(self.seed, *keys))
 
-    def empty(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str = "cpu") -> Code:
+    def empty(
+        self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str = "cpu", rows: bool = False
+    ) -> Code:
         """An uninitialised ``Code`` for tensors of this shape: what ``encode(out=)`` reuses."""
         shape = tuple(shape)
-        blocks = -(-torch.Size(shape).numel() // self.block)
+        count, dim = _matrix(shape, rows)
+        blocks = count * -(-dim // self.block)
         payload = torch.empty(blocks, self.packed_bytes, dtype=torch.uint8, device=device)
-        return Code(self, shape, dtype, payload, torch.empty(blocks, dtype=self.scale_dtype, device=device))
+        scales = torch.empty(blocks, dtype=self.scale_dtype, device=device)
+        return Code(self, shape, dtype, payload, scales, rows)
 
-    def encode(self, x: Tensor, out: Code | None = None, impl: str = "auto") -> Code:
-        """Encode ``x`` (any shape and strides; fp32, bf16 or fp16; CPU or CUDA) block by block in row-major order.
+    def encode(
+        self, x: Tensor, out: Code | None = None, impl: str = "auto", *, factor: float = 1.0, rows: bool = False
+    ) -> Code:
+        """Encode ``factor * x`` (any shape; fp32, bf16 or fp16; CPU or CUDA) block by block in row-major order.
 
-        out: a ``Code`` of the same codec, shape, dtype and device to write into. impl: "auto", "reference", "cpu" or
-        "triton". Raises TypeError for other inputs, ValueError where ``out`` does not fit or, with nonfinite="raise",
-        where a block holds NaN or Inf or its scale overflows.
+        out: a ``Code`` of the same codec, shape, dtype, device and ``rows`` to write into. impl: "auto", "reference",
+        "cpu" or "triton". factor: a finite positive number; it goes into the scales, so the mean of a sum over ranks
+        is encoded in the same pass. rows: every row of the last dimension starts a new block, padded on its own, so
+        that rows (tokens, heads, channels) can be cut out of ``payload`` and ``scales``. A tensor that is not
+        contiguous is copied first. Raises TypeError for other inputs, ValueError where ``out`` does not fit or, with
+        nonfinite="raise", where a block holds NaN or Inf or its scale overflows.
         """
         if not isinstance(x, Tensor):
             raise TypeError(f"x must be a torch.Tensor, got {type(x).__name__}")
@@ -129,27 +148,35 @@ class Codec:
             raise TypeError(f"x must be float32, bfloat16 or float16, got {x.dtype}")
         if x.layout != torch.strided:
             raise TypeError(f"x must be a dense tensor, got layout {x.layout}")
+        if isinstance(factor, bool) or not isinstance(factor, int | float):
+            raise TypeError(f"factor must be a finite positive number, got {factor!r}")
+        if not 0.0 < factor < math.inf:
+            raise ValueError(f"factor must be a finite positive number, got {factor}")
         if out is None:
-            out = self.empty(tuple(x.shape), x.dtype, x.device)
-        elif (out.codec, out.shape, out.dtype, out.device) != (self, tuple(x.shape), x.dtype, x.device):
+            out = self.empty(tuple(x.shape), x.dtype, x.device, rows)
+        elif (out.codec, out.shape, out.dtype, out.device, out.rows) != (
+            wanted := (self, tuple(x.shape), x.dtype, x.device, rows)
+        ):
             raise ValueError(
-                f"out must be a Code of {self}, shape {tuple(x.shape)}, {x.dtype}, {x.device}; "
-                f"got {out.codec}, {out.shape}, {out.dtype}, {out.device}"
+                "out must be a Code of {}, shape {}, {}, {}, rows={}; ".format(*wanted)
+                + f"got {out.codec}, {out.shape}, {out.dtype}, {out.device}, rows={out.rows}"
             )
-        flat = x.detach().reshape(-1)
-        dispatch.encode(self, flat, out.payload, out.scales, impl)
+        x_RD = x.detach().reshape(_matrix(tuple(x.shape), rows)).contiguous()
+        dispatch.encode(self, x_RD, out.payload, out.scales, impl, float(factor))
         if self.nonfinite == "raise" and not bool(out.scales.isfinite().all()):
-            raise ValueError(self._explain(flat, out.scales))
+            raise ValueError(self._explain(x_RD, out.scales))
         return out
 
-    def _explain(self, flat: Tensor, scales: Tensor) -> str:
+    def _explain(self, x_RD: Tensor, scales: Tensor) -> str:
         index = int((~scales.isfinite()).nonzero()[0, 0])
-        values = flat[index * self.block : (index + 1) * self.block]
+        row, column = divmod(index, -(-x_RD.shape[1] // self.block))
+        values = x_RD[row, column * self.block : (column + 1) * self.block]
         bad = (~values.isfinite()).nonzero()
         if bad.numel():
             at = int(bad[0, 0])
+            flat = row * x_RD.shape[1] + column * self.block + at
             return (
-                f"block {index} holds {values[at].item()} at flat index {index * self.block + at}; "
+                f"block {index} holds {values[at].item()} at flat index {flat}; "
                 "nonfinite='propagate' decodes such blocks to NaN"
             )
         return (
@@ -157,39 +184,49 @@ class Codec:
             f"(largest magnitude {values.abs().max().item():.3g})"
         )
 
-    def decode(self, code: Code, out: Tensor | None = None, impl: str = "auto") -> Tensor:
+    def decode(self, code: Code, out: Tensor | None = None, impl: str = "auto", *, accumulate: bool = False) -> Tensor:
         """Decode to the shape, dtype and device that was encoded. Raises ValueError for a code of another codec.
 
-        out: tensor of that shape, dtype and device to write into (any strides).
+        out: tensor of that shape, dtype and device to write into (one that is not contiguous costs a copy).
+        accumulate: add to ``out``, which must then be given and be float32 whatever was encoded.
         """
         if not isinstance(code, Code):
             raise TypeError(f"code must be a tq.Code, got {type(code).__name__}")
         if code.codec != self:
             raise ValueError(f"code was made by another codec: {code.codec}, this is {self}")
+        dtype = torch.float32 if accumulate else code.dtype
         if out is None:
-            out = torch.empty(code.shape, dtype=code.dtype, device=code.device)
-        elif (tuple(out.shape), out.dtype, out.device) != (code.shape, code.dtype, code.device):
+            if accumulate:
+                raise ValueError("accumulate=True adds to out, which must be given; got None")
+            out = torch.empty(code.shape, dtype=dtype, device=code.device)
+        elif (tuple(out.shape), out.dtype, out.device) != (code.shape, dtype, code.device):
             raise ValueError(
-                f"out must have shape {code.shape}, {code.dtype}, {code.device}; "
+                f"out must have shape {code.shape}, {dtype}, {code.device}; "
                 f"got {tuple(out.shape)}, {out.dtype}, {out.device}"
             )
         with torch.no_grad():
-            flat = out.view(-1) if out.is_contiguous() else torch.empty(out.numel(), dtype=out.dtype, device=out.device)
-            dispatch.decode(self, code.payload, code.scales, flat, impl)
-            if not out.is_contiguous():
-                out.copy_(flat.view(out.shape))
+            dense = out if out.is_contiguous() else out.contiguous()
+            out_RD = dense.view(_matrix(code.shape, code.rows))
+            dispatch.decode(self, code.payload, code.scales, out_RD, impl, accumulate)
+            if dense is not out:
+                out.copy_(dense)
         return out
 
 
 @dataclass(frozen=True, eq=False)
 class Code:
-    """An encoded tensor. payload: uint8 [N, W]; scales: [N] of codec.scale_dtype; shape, dtype: of the original."""
+    """An encoded tensor. payload: uint8 [N, W]; scales: [N] of codec.scale_dtype; shape, dtype: of the original.
+
+    rows: every row of the last dimension starts a new block; row r then has the P = ceil(shape[-1] / codec.block)
+    blocks from r * P on.
+    """
 
     codec: Codec
     shape: tuple[int, ...]
     dtype: torch.dtype
     payload: Tensor
     scales: Tensor
+    rows: bool = False
 
     @property
     def device(self) -> torch.device:
@@ -212,7 +249,7 @@ class Code:
         header = _FIELDS.pack(
             c.bits, c.rounds, c.block, SCALES.index(c.scale), ROTATIONS.index(c.rotation),
             CODEBOOKS.index(c.codebook), SCALE_DTYPES.index(c.scale_dtype), NONFINITE.index(c.nonfinite),
-            c.search, DTYPES.index(self.dtype), c.seed,
+            c.search, DTYPES.index(self.dtype), self.rows, c.seed,
         )  # fmt: skip
         header += b"".join(_varint(n) for n in (len(self.shape), *self.shape))
         if _PREFIX.size + len(header) > 256:
@@ -238,7 +275,7 @@ class Code:
     @classmethod
     def _parse(cls, header: bytes, content: bytes, device: torch.device | str) -> Code:
         try:
-            (bits, rounds, block, scale, rotation, codebook, scale_dtype, nonfinite, search, dtype, seed) = (
+            (bits, rounds, block, scale, rotation, codebook, scale_dtype, nonfinite, search, dtype, rows, seed) = (
                 _FIELDS.unpack_from(header)
             )
             codec = Codec(
@@ -250,7 +287,7 @@ class Code:
             for _ in range(ndim):
                 size, at = _read_varint(header, at)
                 shape.append(size)
-            code = codec.empty(tuple(shape), DTYPES[dtype])
+            code = codec.empty(tuple(shape), DTYPES[dtype], rows=bool(rows))
         except (IndexError, struct.error, RuntimeError) as error:
             raise ValueError(f"damaged tq code: {error}") from error
         split = code.payload.nbytes

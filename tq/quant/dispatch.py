@@ -6,7 +6,9 @@ An explicit choice that cannot run raises; nothing falls back in silence.
 
 from __future__ import annotations
 
+import os
 from functools import lru_cache
+from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -40,66 +42,84 @@ def multipliers(search: int) -> tuple[float, ...]:
     return tuple(1.0 + reach * (2.0 * k / (search - 1) - 1.0) for k in range(search))
 
 
-@lru_cache(maxsize=1)
-def _cpu_kernel() -> ModuleType | str:
-    """The Numba kernels, or a sentence why they cannot run here."""
-    try:
-        import numba  # noqa: F401
-    except ImportError:
-        return "Numba is not installed (pip install 'tq-book[kernels]')"
-    from tq.kernels import cpu
+# name of an implementation: (module of tq.kernels, package that it needs, device type that it serves)
+_KERNELS = {"cpu": ("cpu", "numba", "cpu"), "triton": ("gpu", "triton", "cuda")}
 
-    return cpu
+
+@lru_cache(maxsize=len(_KERNELS))
+def _kernel(impl: str) -> ModuleType | str:
+    """The module with the kernels of ``impl``, or a sentence why it cannot run here."""
+    module, package, _ = _KERNELS[impl]
+    try:
+        import_module(package)
+    except ImportError:
+        return f"{package} is not installed (pip install 'tq-book[kernels]')"
+    return import_module(f"tq.kernels.{module}")
+
+
+def _obstacle(impl: str, codec: Codec, device: torch.device) -> str | None:
+    """Why the kernels of ``impl`` cannot serve this codec on this device; None if they can."""
+    if device.type != _KERNELS[impl][2] and not (impl == "triton" and os.environ.get("TRITON_INTERPRET") == "1"):
+        return f"it works on {_KERNELS[impl][2].upper()} tensors, got one on {device}"
+    if codec.rotation != "hadamard":
+        return f"it covers rotation='hadamard', got {codec.rotation!r}"
+    kernel = _kernel(impl)
+    return kernel if isinstance(kernel, str) else None
 
 
 def resolve(impl: str, codec: Codec, device: torch.device) -> str:
-    """Name of the implementation that ``impl`` means for this codec and device: "reference" or "cpu"."""
+    """Name of the implementation that ``impl`` means for this codec and device: "reference", "cpu" or "triton"."""
     if impl not in IMPLS:
         raise ValueError(f"impl must be one of {IMPLS}, got {impl!r}")
-    if impl == "triton":
-        raise NotImplementedError("impl='triton': this release has no Triton kernel; use 'auto' or 'reference'")
-    if impl == "reference":
-        return impl
-    obstacle = None
-    if device.type != "cpu":
-        obstacle = f"it works on CPU tensors, got one on {device}"
-    elif codec.rotation != "hadamard":
-        obstacle = f"it covers rotation='hadamard', got {codec.rotation!r}"
-    elif isinstance(kernel := _cpu_kernel(), str):
-        obstacle = kernel
-    if obstacle is None:
-        return "cpu"
-    if impl == "cpu":
-        raise RuntimeError(f"impl='cpu' cannot run: {obstacle}")
-    return "reference"
+    if impl == "auto":
+        fitting = "triton" if device.type == "cuda" else "cpu"
+        return "reference" if _obstacle(fitting, codec, device) else fitting
+    if impl != "reference" and (obstacle := _obstacle(impl, codec, device)):
+        raise RuntimeError(f"impl={impl!r} cannot run: {obstacle}")
+    return impl
 
 
-def encode(codec: Codec, x: Tensor, payload: Tensor, scales: Tensor, impl: str) -> None:
-    """Encode flat ``x`` into ``payload`` uint8 [N, W] and ``scales`` [N]; see ``reference.encode``."""
-    levels, thresholds = _tables(codec.bits, codec.sphere_dim, str(x.device))
-    if resolve(impl, codec, x.device) == "cpu":
-        kernel = _cpu_kernel()
+def _whole_rows(x_RD: Tensor, block: int) -> Tensor:
+    """The same blocks as one long row where no row needs padding: kernels then see the simplest shape."""
+    return x_RD.view(1, -1) if x_RD.shape[1] % block == 0 else x_RD
+
+
+def encode(codec: Codec, x_RD: Tensor, payload: Tensor, scales: Tensor, impl: str, factor: float = 1.0) -> None:
+    """Encode ``factor * x_RD`` into ``payload`` uint8 [N, W] and ``scales`` [N]; see ``reference.encode``.
+
+    x_RD: contiguous [rows, dim]; every row starts a new block.
+    """
+    device = str(x_RD.device)
+    levels, thresholds = _tables(codec.bits, codec.sphere_dim, device)
+    x_RD = _whole_rows(x_RD, codec.block)
+    chosen = resolve(impl, codec, x_RD.device)
+    if chosen != "reference":
+        kernel = _kernel(chosen)
         assert isinstance(kernel, ModuleType)
-        table = signs(codec.block, codec.rounds, codec.seed)
-        ms = torch.tensor(multipliers(codec.search), dtype=torch.float32)
-        kernel.encode(x, payload, scales, table, levels, thresholds, ms, codec.bits, codec.scale)
+        table = signs(codec.block, codec.rounds, codec.seed, device)
+        trials = multipliers(codec.search)
+        kernel.encode(x_RD, payload, scales, table, levels, thresholds, trials, codec.bits, codec.scale, factor)
         return
     reference.encode(
-        x, payload, scales, bits=codec.bits, block=codec.block, scale=codec.scale, rounds=codec.rounds,
+        x_RD, payload, scales, bits=codec.bits, block=codec.block, scale=codec.scale, rounds=codec.rounds,
         rotation=codec.rotation, seed=codec.seed, levels_L=levels, thresholds=thresholds,
-        multipliers=multipliers(codec.search),
+        multipliers=multipliers(codec.search), factor=factor,
     )  # fmt: skip
 
 
-def decode(codec: Codec, payload: Tensor, scales: Tensor, out: Tensor, impl: str) -> None:
-    """Decode into flat ``out``; see ``reference.decode``."""
-    levels, _ = _tables(codec.bits, codec.sphere_dim, str(payload.device))
-    if resolve(impl, codec, payload.device) == "cpu":
-        kernel = _cpu_kernel()
+def decode(codec: Codec, payload: Tensor, scales: Tensor, out_RD: Tensor, impl: str, accumulate: bool = False) -> None:
+    """Decode into contiguous ``out_RD`` [rows, dim], or add to it in fp32; see ``reference.decode``."""
+    device = str(payload.device)
+    levels, _ = _tables(codec.bits, codec.sphere_dim, device)
+    out_RD = _whole_rows(out_RD, codec.block)
+    chosen = resolve(impl, codec, payload.device)
+    if chosen != "reference":
+        kernel = _kernel(chosen)
         assert isinstance(kernel, ModuleType)
-        kernel.decode(payload, scales, out, signs(codec.block, codec.rounds, codec.seed), levels, codec.bits)
+        table = signs(codec.block, codec.rounds, codec.seed, device)
+        kernel.decode(payload, scales, out_RD, table, levels, codec.bits, accumulate)
         return
     reference.decode(
-        payload, scales, out, bits=codec.bits, block=codec.block, rounds=codec.rounds, rotation=codec.rotation,
-        seed=codec.seed, levels_L=levels,
+        payload, scales, out_RD, bits=codec.bits, block=codec.block, rounds=codec.rounds, rotation=codec.rotation,
+        seed=codec.seed, levels_L=levels, accumulate=accumulate,
     )  # fmt: skip

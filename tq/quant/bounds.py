@@ -66,11 +66,6 @@ def shrinkage(bits: int, dim: int | None = None) -> float:
     return 1.0 - distortion(bits, dim)
 
 
-def search_gain_floor(bits: float) -> float:
-    """No search over encodings of a Gaussian block at fixed rate can go below 4**-b (rate-distortion function)."""
-    return mse_lower(bits)
-
-
 def compression_ratio(bits_per_element: float, base_bits: float = 32.0) -> float:
     """Stored bits before over after, scales included: 7.53 for 4.25 bits against fp32."""
     return base_bits / bits_per_element

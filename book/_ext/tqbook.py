@@ -99,12 +99,12 @@ def read(path: Path) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=256)
-def _hash_today(notebook: str, stamp: int) -> str | None:
+def _hash_today(notebook: str, stamp: int, device: str | None) -> str | None:
     """The source hash of a notebook as it is now; None where the tree is no book."""
     from tq.book.sources import source_hash  # imports torch: only where there is something to compare
 
     try:
-        return source_hash(notebook)
+        return source_hash(notebook, device)
     except FileNotFoundError:
         return None
 
@@ -114,7 +114,7 @@ def is_stale(root: Path, chapter: str, data: dict[str, Any]) -> bool:
     notebook = root / "notebooks" / f"{chapter}.ipynb"
     if not notebook.is_file():
         return False
-    today = _hash_today(str(notebook), notebook.stat().st_mtime_ns)
+    today = _hash_today(str(notebook), notebook.stat().st_mtime_ns, data.get("device"))
     return today is not None and data.get("source_hash") != today
 
 

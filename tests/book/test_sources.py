@@ -124,3 +124,13 @@ def test_code_that_cannot_be_read_is_refused(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("TQ_BOOK_ROOT", str(h.book(tmp_path, {"a": h.notebook("x = 1", "def (:")})))
     with pytest.raises(ValueError, match="a.ipynb, code cell 2"):
         source_hash(tmp_path / "notebooks/a.ipynb")
+
+
+def test_the_kernels_of_another_device_count_only_where_they_are_imported(tree: Path) -> None:
+    path = notebooks(tree)["from tq.quant.dispatch import g"]
+    named = notebooks(tree)["from tq.kernels import cpu"]
+    here = {device: source_hash(path, device) for device in ("cpu", "cuda")}
+    assert here["cpu"] == source_hash(path) != here["cuda"] and source_hash(named, "cuda") == source_hash(named)
+    with open(tree / "kernels/cpu.py", "a") as file:
+        file.write("# a comment\n")
+    assert source_hash(path, "cuda") == here["cuda"] and source_hash(path, "cpu") != here["cpu"]

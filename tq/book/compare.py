@@ -155,7 +155,7 @@ def staleness(found: dict[str, Any] | None, chapter: str) -> str:
     source = paths.notebook(chapter)
     if not source.is_file():
         return "no notebook"
-    return "up to date" if found["source_hash"] == source_hash(source) else "stale"
+    return "up to date" if found["source_hash"] == source_hash(source, found.get("device")) else "stale"
 
 
 def status(chapters: Sequence[str] = ()) -> str:

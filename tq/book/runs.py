@@ -59,7 +59,7 @@ def folder(device: str, profile: str) -> Path:
 def key(chapter: str, device: str, profile: str) -> dict[str, Any]:
     """What makes two runs the same run."""
     return {
-        "source_hash": source_hash(paths.notebook(chapter)),
+        "source_hash": source_hash(paths.notebook(chapter), device),
         "parameters": {"device": device, "profile": profile},
         "versions": versions(),
         "device_name": device_name(device),

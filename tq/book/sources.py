@@ -14,12 +14,15 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
 
 from tq.book import paths
 
+# kernels that results of a device cannot depend on, unless a notebook imports them itself
+ELSEWHERE = {"cpu": ("gpu",), "cuda": ("cpu", "simd")}
 PRODUCED = ("results", "tables", "figures")  # folders of data/ that hold what the book made
 
 
@@ -222,8 +225,8 @@ def _data(root: Path) -> dict[str, Path]:
     return found
 
 
-def inputs(notebook: Path | str) -> list[Path]:
-    """The modules and data files that a notebook's code depends on: absolute paths, sorted."""
+def inputs(notebook: Path | str, device: str | None = None) -> list[Path]:
+    """The modules and data files that a notebook's code depends on, on this device: absolute paths, sorted."""
     notebook, root = Path(notebook), paths.root()
     reached = _Dependencies(root)
     trees: list[ast.AST] = [
@@ -231,6 +234,10 @@ def inputs(notebook: Path | str) -> list[Path]:
     ]
     whole = ast.Module(body=[statement for tree in trees for statement in getattr(tree, "body", [])], type_ignores=[])
     reached.code(whole, [])
+    text = "\n".join(cells(notebook))
+    for kernel in ELSEWHERE.get(device or "", ()):
+        if not re.search(rf"^\s*(from|import) tq\.kernels\b.*\b{kernel}\b", text, re.MULTILINE):
+            reached.files.discard(root / "kernels" / f"{kernel}.py")
     data = _data(root)
     if data:
         named = {text for tree in [whole, *map(_tree, reached.files)] for text in _texts(tree)}
@@ -238,11 +245,14 @@ def inputs(notebook: Path | str) -> list[Path]:
     return sorted(reached.files)
 
 
-def source_hash(notebook: Path | str) -> str:
-    """SHA-256 over the notebook's code and the bytes of all its inputs, independent of where the tree lies."""
+def source_hash(notebook: Path | str, device: str | None = None) -> str:
+    """SHA-256 over the notebook's code and the bytes of all its inputs, independent of where the tree lies.
+
+    device: "cpu" or "cuda" leaves out the kernels of the other one; None leaves out nothing.
+    """
     notebook, root = Path(notebook), paths.root()
     digest = hashlib.sha256(json.dumps(cells(notebook)).encode("utf-8"))
-    for path in inputs(notebook):
+    for path in inputs(notebook, device):
         content = hashlib.sha256(path.read_bytes()).hexdigest()
         digest.update(f"\n{path.relative_to(root).as_posix()} {content}".encode())
     return digest.hexdigest()

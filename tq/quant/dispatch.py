@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from functools import lru_cache
-from importlib import import_module
+from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -42,25 +42,27 @@ def multipliers(search: int) -> tuple[float, ...]:
     return tuple(1.0 + reach * (2.0 * k / (search - 1) - 1.0) for k in range(search))
 
 
-# name of an implementation: (module of tq.kernels, package that it needs, device type that it serves)
-_KERNELS = {"cpu": ("cpu", "numba", "cpu"), "triton": ("gpu", "triton", "cuda")}
+_DEVICE = {"cpu": "cpu", "triton": "cuda"}  # that an implementation serves
 
 
-@lru_cache(maxsize=len(_KERNELS))
+@lru_cache(maxsize=len(_DEVICE))
 def _kernel(impl: str) -> ModuleType | str:
     """The module with the kernels of ``impl``, or a sentence why it cannot run here."""
-    module, package, _ = _KERNELS[impl]
-    try:
-        import_module(package)
-    except ImportError:
+    package = {"cpu": "numba", "triton": "triton"}[impl]
+    if find_spec(package) is None:
         return f"{package} is not installed (pip install 'tq-book[kernels]')"
-    return import_module(f"tq.kernels.{module}")
+    if impl == "cpu":
+        from tq.kernels import cpu as module
+    else:
+        from tq.kernels import gpu as module
+    return module
 
 
 def _obstacle(impl: str, codec: Codec, device: torch.device) -> str | None:
     """Why the kernels of ``impl`` cannot serve this codec on this device; None if they can."""
-    if device.type != _KERNELS[impl][2] and not (impl == "triton" and os.environ.get("TRITON_INTERPRET") == "1"):
-        return f"it works on {_KERNELS[impl][2].upper()} tensors, got one on {device}"
+    interpreted = impl == "triton" and os.environ.get("TRITON_INTERPRET") == "1"
+    if device.type != _DEVICE[impl] and not interpreted:
+        return f"it works on {_DEVICE[impl].upper()} tensors, got one on {device}"
     if codec.rotation != "hadamard":
         return f"it covers rotation='hadamard', got {codec.rotation!r}"
     kernel = _kernel(impl)

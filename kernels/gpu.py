@@ -1,0 +1,643 @@
+"""Triton encoder and decoder of blocks: one pass over memory, every block in the registers of a few threads.
+
+Same results as the PyTorch reference up to rounding: codes differ only where a coordinate falls on a threshold within
+fp32 rounding. Hadamard rotations only, blocks of 64-1024. Imports torch and Triton only; signs and codebooks arrive as
+tensors. Nothing here waits for the device, and nothing looks for one at import.
+
+A tile is kept as [E, M]: E elements down, in the registers of one thread, and M sub-blocks across, one a thread. The
+butterflies are then plain additions of registers, the signs are the same for all threads, and every sum over a block
+stays in its thread. A block of B > E takes T = B/E neighbouring threads, whose element bits are swapped once a round.
+
+Shapes: R rows (R also rounds, for signs), D columns of a row, N blocks, B block size, W packed bytes a block,
+L = 2**bits levels, K multipliers, C cells; in a program G blocks, T threads a block, M = G*T threads, E = B/T.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections import Counter
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+# Launch settings, chosen by instruction counts and spills of the sm_90 code; not yet tuned by measurement. One warp a
+# program: exchanges stay inside it, and tables of up to 32 entries are looked up by a shuffle. 128 elements a thread
+# hold a block of 128 without any exchange between threads, at 35 instructions an element (41 with 64, 45 with 32), but
+# only encoders of up to 5 bits without search, and decoders, fit in 255 registers that way. Without "maxnreg" ptxas
+# stops at 168 and spills.
+NUM_WARPS = 1
+LAUNCH = {
+    "encode": dict(E=128, maxnreg=255),
+    "encode, bits > 5": dict(E=64, maxnreg=192),
+    "encode, search or block != 128": dict(E=64),
+    "decode": dict(E=128),
+    "decode, block > 128": dict(E=64),
+}
+_PART = tl.constexpr(32)  # elements worked off together from bucketing to packing
+_SHUFFLED = tl.constexpr(32)  # entries of a table that one warp holds, one a lane
+_SCALES = ("paper", "mse", "unbiased", "norm")
+_DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+_LARGEST = {dtype: torch.finfo(dtype).max for dtype in _DTYPES}
+
+
+# --- device functions -----------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _stage(y_EM, H: tl.constexpr, E: tl.constexpr, M: tl.constexpr):
+    """Butterflies (a + b, a - b) of elements H apart."""
+    y = tl.permute(tl.reshape(y_EM, [E // (2 * H), 2, H, M]), (0, 2, 3, 1))
+    a, b = tl.split(y)
+    return tl.reshape(tl.permute(tl.join(a + b, a - b), (0, 3, 1, 2)), [E, M])
+
+
+@triton.jit
+def _float(v):
+    """v in fp32; of bf16 by its bits, as Triton's interpreter loses subnormals."""
+    if v.dtype == tl.bfloat16:
+        return (v.to(tl.uint16, bitcast=True).to(tl.uint32) << 16).to(tl.float32, bitcast=True)
+    else:
+        return v.to(tl.float32)
+
+
+@triton.jit
+def _rounded(v, TYPE: tl.constexpr):
+    """fp32 rounded to the nearest of TYPE, ties to even; NaN where that is infinite. bf16: see ``_float``."""
+    bits = v.to(tl.uint32, bitcast=True)
+    if TYPE == tl.bfloat16:
+        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
+    bits = tl.where(tl.abs(bits.to(tl.float32, bitcast=True)) < float("inf"), bits, 0x7FC00000)
+    if TYPE == tl.bfloat16:
+        return (bits >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
+    else:
+        return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _halves(y_EM, E: tl.constexpr, M: tl.constexpr):
+    """Elements 0 ... E/2 - 1, and E/2 ... E - 1."""
+    return tl.split(tl.permute(tl.reshape(y_EM, [2, E // 2, M]), (1, 2, 0)))
+
+
+@triton.jit
+def _joined(a, b, E: tl.constexpr, M: tl.constexpr):
+    """Inverse of ``_halves``."""
+    return tl.reshape(tl.permute(tl.join(a, b), (2, 0, 1)), [E, M])
+
+
+@triton.jit
+def _swap(y_EM, E: tl.constexpr, G: tl.constexpr, T: tl.constexpr):
+    """Exchange the lowest log2(T) element bits of a thread with the place of the thread in its block."""
+    y = tl.permute(tl.reshape(y_EM, [E // T, T, G, T]), (0, 3, 2, 1))
+    return tl.reshape(y, [E, G * T])
+
+
+@triton.jit
+def _hadamard(y_EM, E: tl.constexpr, G: tl.constexpr, T: tl.constexpr):
+    """Unnormalised Walsh-Hadamard transform; for T > 1 the result is left in the other of the two arrangements."""
+    for s in tl.static_range(7):  # highest bit first: it asks for [E, M] in one conversion
+        if E >> (s + 1) > 0:
+            y_EM = _stage(y_EM, E >> (s + 1), E, G * T)
+    if T > 1:
+        y_EM = _swap(y_EM, E, G, T)
+        for s in tl.static_range(4):
+            if T >> (s + 1) > 0:
+                y_EM = _stage(y_EM, T >> (s + 1), E, G * T)
+    return y_EM
+
+
+@triton.jit
+def _signed(y_EM, p_signs, SWAPPED: tl.constexpr, E: tl.constexpr, G: tl.constexpr, T: tl.constexpr):
+    """y times the signs [B] at ``p_signs``, in either arrangement."""
+    s_B = tl.load(p_signs + tl.arange(0, E * T))
+    if SWAPPED:
+        s_ET = tl.reshape(tl.permute(tl.reshape(s_B, [T, E // T, T]), (1, 0, 2)), [E, T])
+    else:
+        s_ET = tl.permute(tl.reshape(s_B, [T, E]), (1, 0))
+    return tl.reshape(tl.reshape(y_EM, [E, G, T]) * s_ET[:, None, :], [E, G * T])
+
+
+@triton.jit
+def _sum(v_EM, E: tl.constexpr, M: tl.constexpr):
+    """Sum over the elements of each thread [M]; eight chains, for rounding and for latency."""
+    return tl.sum(tl.sum(tl.reshape(v_EM, [E // 8, 8, M]), 0), 0)
+
+
+@triton.jit
+def _tree(v_EM, E: tl.constexpr, M: tl.constexpr):
+    """The same pairwise, by splits alone: a reduction here would ask for the tile in a second arrangement."""
+    if E > 1:
+        a, b = _halves(v_EM, E, M)
+        return _tree(a + b, E // 2, M)
+    else:
+        return tl.reshape(v_EM, [M])
+
+
+@triton.jit
+def _over_block(v_M, G: tl.constexpr, T: tl.constexpr):
+    """Sum over the threads of each block, the same in all of them."""
+    if T > 1:
+        v_G = tl.sum(tl.reshape(v_M, [G, T]), 1)
+        v_M = tl.reshape(tl.broadcast_to(v_G[:, None], [G, T]), [G * T])
+    return v_M
+
+
+@triton.jit
+def _entries(p_table, SIZE: tl.constexpr):
+    """What ``_lookup`` needs of a table: its entries, one a lane, if a warp can hold them; else its address."""
+    if SIZE <= _SHUFFLED:
+        return tl.load(p_table + tl.arange(0, _SHUFFLED) % SIZE)
+    else:
+        return p_table
+
+
+@triton.jit
+def _lookup(table, index_EM, SIZE: tl.constexpr, E: tl.constexpr, M: tl.constexpr):
+    if SIZE <= _SHUFFLED:
+        return tl.reshape(tl.gather(table, tl.reshape(index_EM, [E * M]), 0), [E, M])
+    else:
+        return tl.load(table + index_EM)
+
+
+@triton.jit
+def _cell(v, slope, C: tl.constexpr):
+    """Cell of v: C equal cells from -largest to +largest threshold, where slope v = v / (2 largest).
+
+    A product of C - 1 smallest subnormals rounds to an integer that is the bits of the result: no conversion. The mask
+    is for NaN, of which any cell will do.
+    """
+    w = tl.minimum(tl.maximum(tl.fma(v, slope, 0.5), 0.0), 1.0)
+    return (w * ((C - 1) * 2.0**-149)).to(tl.int32, bitcast=True) & (C - 1)
+
+
+@triton.jit
+def _bucket(
+    z_EM, unit_M, p_thresholds, reach, cells, BITS: tl.constexpr, C: tl.constexpr, E: tl.constexpr, M: tl.constexpr
+):  # fmt: skip
+    """Number of thresholds strictly below u = unit z: the cell's count, and a comparison with the one inside it.
+
+    Near a threshold that is within rounding of a cell's edge the cell may be the neighbour: exact but for such ties.
+    """
+    if BITS == 1:
+        t = tl.load(p_thresholds)
+        t_EM, below_EM = tl.where(t == 0.0, 0.0, t), 0
+    else:
+        entry_EM = _lookup(cells, _cell(z_EM, (unit_M * reach)[None, :], C), C, E, M)
+        t_EM = entry_EM.to(tl.int32).to(tl.float32, bitcast=True)
+        below_EM = (entry_EM >> 32).to(tl.int32)
+    left_EM = tl.fma(-z_EM, unit_M[None, :], t_EM)  # its sign is the comparison: t - u < 0
+    return below_EM + (left_EM.to(tl.uint32, bitcast=True) >> 31).to(tl.int32)
+
+
+@triton.jit
+def _tile(
+    n, D, N, P, i_G, TILING: tl.constexpr, B: tl.constexpr, E: tl.constexpr, M: tl.constexpr,
+):  # fmt: skip
+    """(int64 first element, offsets [M, E] from it, mask [M, E]) of a program's blocks in x.
+
+    TILING "full": blocks follow each other, all elements are there; "tail": the same with the end of x inside;
+    "rows": a row of D elements has P blocks, the last one ragged.
+    """
+    T: tl.constexpr = B // E
+    o_M, o_E = tl.arange(0, M), tl.arange(0, E)
+    if TILING == "rows":
+        n_M = i_G * (M // T) + o_M // T
+        column_M = (n_M % P).to(tl.int64) * B + (o_M % T) * E
+        offset_ME = ((n_M // P).to(tl.int64) * D + column_M)[:, None] + o_E[None, :]
+        return tl.zeros([], tl.int64), offset_ME, (o_E[None, :] < (D - column_M)[:, None]) & (n_M < N)[:, None]
+    else:  # offsets are constants of a thread: they cost no arithmetic
+        first = i_G.to(tl.int64) * (M * E)
+        offset_ME = o_M[:, None] * E + o_E[None, :]
+        return first, offset_ME, offset_ME < tl.minimum(n - first, M * E).to(tl.int32)
+
+
+@triton.jit
+def _plane(o_M, W: tl.constexpr, BITS: tl.constexpr, B: tl.constexpr, E: tl.constexpr, M: tl.constexpr):
+    """Offsets [M, words] in int32 of the plane of width W of each thread's elements; FIRST: its first bit."""
+    FIRST: tl.constexpr = BITS // (2 * W) * (2 * W)
+    WORDS: tl.constexpr = E * W // 32
+    first_M = o_M.to(tl.int64) * (B * BITS // 32) + FIRST * B // 32 + (tl.arange(0, M) % (B // E)) * WORDS
+    return first_M[:, None] + tl.arange(0, WORDS)[None, :]
+
+
+@triton.jit
+def _words_of(index_EM, W: tl.constexpr, BITS: tl.constexpr, E: tl.constexpr, M: tl.constexpr):
+    """int32 [words, M] of the plane of width W; 0 if BITS has no such plane."""
+    if BITS & W:
+        part = index_EM
+        if BITS != W:
+            part = (index_EM >> (BITS // (2 * W) * (2 * W))) & (2**W - 1)
+        part = tl.reshape(part, [E * W // 32, 32 // W, M])
+        return tl.sum(part << (tl.arange(0, 32 // W)[None, :, None] * W), 1)
+    else:
+        return 0
+
+
+@triton.jit
+def _join_words(a, b, W: tl.constexpr, BITS: tl.constexpr, E: tl.constexpr, M: tl.constexpr):
+    if BITS & W:
+        return _joined(a, b, E * W // 32, M)
+    else:
+        return 0
+
+
+@triton.jit
+def _store_plane(
+    p_payload, word_WM, coded_M, o_M, N,
+    W: tl.constexpr, BITS: tl.constexpr, B: tl.constexpr, E: tl.constexpr, M: tl.constexpr,
+):  # fmt: skip
+    if BITS & W:
+        word_WM = tl.where(coded_M[None, :], word_WM, 0)
+        tl.store(p_payload + _plane(o_M, W, BITS, B, E, M), tl.permute(word_WM, (1, 0)), mask=(o_M < N)[:, None])
+
+
+@triton.jit
+def _indices_of(word_WM, W: tl.constexpr, BITS: tl.constexpr, E: tl.constexpr, M: tl.constexpr):
+    FIRST: tl.constexpr = BITS // (2 * W) * (2 * W)
+    part = (word_WM[:, None, :] >> (tl.arange(0, 32 // W)[None, :, None] * W)) & (2**W - 1)
+    return tl.reshape(part, [E, M]) << FIRST
+
+
+@triton.jit
+def _code(
+    z_EM, coefficient_M, thresholds, reach, cells, levels,
+    BITS: tl.constexpr, C: tl.constexpr, PACK: tl.constexpr, E: tl.constexpr, M: tl.constexpr,
+):  # fmt: skip
+    """<z, q>, <q, q> and words of the planes, q the levels of v = coefficient z; without PACK <z, v-q>, |v-q|^2.
+
+    In parts, for want of registers.
+    """
+    if E > _PART:
+        a, b = _halves(z_EM, E, M)
+        dot_M, square_M, p0, p1, p2, p3 = _code(
+            a, coefficient_M, thresholds, reach, cells, levels, BITS, C, PACK, E // 2, M
+        )
+        dot_2_M, square_2_M, r0, r1, r2, r3 = _code(
+            b, coefficient_M, thresholds, reach, cells, levels, BITS, C, PACK, E // 2, M
+        )
+        if PACK:
+            p0 = _join_words(p0, r0, 8, BITS, E, M)
+            p1 = _join_words(p1, r1, 4, BITS, E, M)
+            p2 = _join_words(p2, r2, 2, BITS, E, M)
+            p3 = _join_words(p3, r3, 1, BITS, E, M)
+        return dot_M + dot_2_M, square_M + square_2_M, p0, p1, p2, p3
+    else:
+        index_EM = _bucket(z_EM, coefficient_M, thresholds, reach, cells, BITS, C, E, M)
+        q_EM = _lookup(levels, index_EM, 2**BITS, E, M)
+        p0, p1, p2, p3 = 0, 0, 0, 0
+        if PACK:
+            p0 = _words_of(index_EM, 8, BITS, E, M)
+            p1 = _words_of(index_EM, 4, BITS, E, M)
+            p2 = _words_of(index_EM, 2, BITS, E, M)
+            p3 = _words_of(index_EM, 1, BITS, E, M)
+            return tl.sum(z_EM * q_EM, 0), tl.sum(q_EM * q_EM, 0), p0, p1, p2, p3
+        else:
+            r_EM = tl.fma(z_EM, coefficient_M[None, :], -q_EM)
+            return tl.sum(z_EM * r_EM, 0), tl.sum(r_EM * r_EM, 0), p0, p1, p2, p3
+
+
+@triton.jit
+def _cells_kernel(p_thresholds, p_cells, L: tl.constexpr, C: tl.constexpr):
+    """int32 [C, 2]: bits of the threshold inside each cell (+inf for none), and the number of those below the cell.
+
+    A program makes 32 of them.
+    """
+    o_L, o_C = tl.arange(0, L), tl.program_id(0) * 32 + tl.arange(0, 32)
+    t_L = tl.load(p_thresholds + o_L, mask=o_L < L - 1, other=0.0)
+    cell_L = _cell(t_L, 0.5 / tl.load(p_thresholds + L - 2), C)
+    real_L = o_L < L - 1
+    inside_CL = (cell_L[None, :] == o_C[:, None]) & real_L[None, :]
+    t_C = tl.min(tl.where(inside_CL, t_L[None, :], float("inf")), 1)
+    t_C = tl.where(t_C == 0.0, 0.0, t_C)  # no -0.0: the sign of t - u is the comparison
+    below_C = tl.sum(((cell_L[None, :] < o_C[:, None]) & real_L[None, :]).to(tl.int32), 1)
+    tl.store(p_cells + 2 * o_C, t_C.to(tl.int32, bitcast=True))
+    tl.store(p_cells + 2 * o_C + 1, below_C)
+
+
+@triton.jit(do_not_specialize=["N", "P", "first_program"])
+def _encode_kernel(
+    p_x, p_payload, p_scale, p_signs, p_levels, p_thresholds, p_cells, p_multipliers, n, D, N, P, first_program, factor,
+    TILING: tl.constexpr, B: tl.constexpr, BITS: tl.constexpr, ROUNDS: tl.constexpr, SCALE: tl.constexpr,
+    K: tl.constexpr, C: tl.constexpr, E: tl.constexpr, M: tl.constexpr,
+):  # fmt: skip
+    T: tl.constexpr = B // E
+    G: tl.constexpr = M // T
+    L: tl.constexpr = 2**BITS
+    i_G = tl.program_id(0) + first_program
+    first, o_ME, m_ME = _tile(n, D, N, P, i_G, TILING, B, E, M)
+    if TILING == "full":
+        x_ME = tl.load(p_x + first + o_ME)
+    else:
+        x_ME = tl.load(p_x + first + o_ME, mask=m_ME, other=0.0)
+    a, b = _halves(tl.permute(x_ME, (1, 0)), E, M)  # from here on [E, M] in registers
+    a, b = _float(a), _float(b)
+
+    # A power of two per block keeps squares of 1e38 and 1e-38 in range. It comes from the exponent of the sum of
+    # magnitudes, which lands in [1/2, 1); above it for subnormals, below it where the sum overflows.
+    size_M = _over_block(_tree(tl.abs(a) + tl.abs(b), E // 2, M), G, T).to(tl.int32, bitcast=True)
+    exponent_M = tl.maximum(253 - (size_M >> 23), 1)
+    power_M = (exponent_M << 23).to(tl.float32, bitcast=True)
+    inverse_M = ((254 - exponent_M) << 23).to(tl.float32, bitcast=True)
+    z_EM = _joined(a * power_M[None, :], b * power_M[None, :], E, M)
+    for r in tl.static_range(ROUNDS):
+        z_EM = _hadamard(_signed(z_EM, p_signs + r * B, T > 1 and r % 2 == 1, E, G, T), E, G, T)
+    if T > 1 and ROUNDS % 2 == 1:
+        z_EM = _swap(z_EM, E, G, T)
+
+    norm2_M = _over_block(_sum(z_EM * z_EM, E, M), G, T)
+    unit_M = tl.where(norm2_M > 0, tl.rsqrt(norm2_M * (1.0 / B)), 1.0)
+    cells = _entries(p_cells, C)
+    levels = _entries(p_levels, L)
+    reach = 0.5 / tl.load(p_thresholds + L - 2)
+    coefficient_M = unit_M * tl.load(p_multipliers)
+    if K > 1:
+        least_M = tl.full([M], float("inf"), tl.float32)
+        for k in range(K):
+            trial_M = unit_M * tl.load(p_multipliers + k)
+            product_M, loss_M, _0, _1, _2, _3 = _code(
+                z_EM, trial_M, p_thresholds, reach, cells, levels, BITS, C, False, E, M
+            )
+            product_M, loss_M = trial_M * _over_block(product_M, G, T), _over_block(loss_M, G, T)
+            energy_M = trial_M * trial_M * norm2_M
+            # squared sine of the angle between v = trial z and q from r = v - q, as in the reference: cosines near 1
+            # differ by less than their rounding
+            sine_M = (energy_M * loss_M - product_M * product_M) / (energy_M * (energy_M - 2 * product_M + loss_M))
+            coefficient_M = tl.where(sine_M < least_M, trial_M, coefficient_M)  # the first wins ties
+            least_M = tl.where(sine_M < least_M, sine_M, least_M)
+    dot_M, square_M, p0, p1, p2, p3 = _code(
+        z_EM, coefficient_M, p_thresholds, reach, cells, levels, BITS, C, True, E, M
+    )
+    dot_M, square_M = _over_block(dot_M, G, T), _over_block(square_M, G, T)
+
+    if SCALE == "paper":
+        s_M = tl.sqrt_rn(norm2_M * (1.0 / B))
+    elif SCALE == "mse":
+        s_M = tl.div_rn(dot_M, square_M)
+    elif SCALE == "unbiased":
+        s_M = tl.div_rn(norm2_M, dot_M)
+    else:
+        s_M = tl.sqrt_rn(tl.div_rn(norm2_M, square_M))
+    s_M = s_M * (B ** (-0.5 * ROUNDS)) * factor * inverse_M  # the butterflies were not normalised
+    s_M = _rounded(tl.where(norm2_M == 0.0, 0.0, s_M), p_scale.dtype.element_ty)
+    coded_M = (norm2_M > 0) & (tl.abs(_float(s_M)) < float("inf"))
+
+    o_M = i_G * G + tl.arange(0, M) // T
+    tl.store(p_scale + o_M, s_M, mask=(o_M < N) & (tl.arange(0, M) % T == 0))
+    _store_plane(p_payload, p0, coded_M, o_M, N, 8, BITS, B, E, M)
+    _store_plane(p_payload, p1, coded_M, o_M, N, 4, BITS, B, E, M)
+    _store_plane(p_payload, p2, coded_M, o_M, N, 2, BITS, B, E, M)
+    _store_plane(p_payload, p3, coded_M, o_M, N, 1, BITS, B, E, M)
+
+
+@triton.jit(do_not_specialize=["N", "P", "first_program"])
+def _decode_kernel(
+    p_payload, p_scale, p_out, p_signs, p_levels, n, D, N, P, first_program, largest,
+    TILING: tl.constexpr, B: tl.constexpr, BITS: tl.constexpr, ROUNDS: tl.constexpr, ACCUMULATE: tl.constexpr,
+    E: tl.constexpr, M: tl.constexpr,
+):  # fmt: skip
+    T: tl.constexpr = B // E
+    G: tl.constexpr = M // T
+    L: tl.constexpr = 2**BITS
+    i_G = tl.program_id(0) + first_program
+    o_M = i_G * G + tl.arange(0, M) // T
+    s_M = _float(tl.load(p_scale + o_M, mask=o_M < N, other=0.0))
+    index_EM = tl.zeros([E, M], tl.int32)
+    for j in tl.static_range(4):
+        if BITS & (8 >> j):
+            word_MW = tl.load(p_payload + _plane(o_M, 8 >> j, BITS, B, E, M), mask=(o_M < N)[:, None], other=0)
+            index_EM = index_EM | _indices_of(tl.permute(word_MW, (1, 0)), 8 >> j, BITS, E, M)
+
+    levels = _entries(p_levels, L)
+    if L <= _SHUFFLED:
+        y_EM = _lookup(levels * (B ** (-0.5 * ROUNDS)), index_EM, L, E, M)
+    else:
+        y_EM = _lookup(levels, index_EM, L, E, M) * (B ** (-0.5 * ROUNDS))
+    if T > 1 and ROUNDS % 2 == 1:
+        y_EM = _swap(y_EM, E, G, T)
+    for i in tl.static_range(ROUNDS):
+        y_EM = _hadamard(y_EM, E, G, T)
+        y_EM = _signed(y_EM, p_signs + (ROUNDS - 1 - i) * B, T > 1 and (ROUNDS - 1 - i) % 2 == 1, E, G, T)
+    # 1/sqrt(B) a round here, as times the scale it could leave the range of fp32
+    y_EM = y_EM * s_M[None, :]
+    # |y| <= scale sqrt(B) (largest level): few programs have anything to clamp. A NaN stays NaN.
+    bound_M = tl.abs(s_M) * (1.001 * B**0.5) * tl.load(p_levels + L - 1)
+    if tl.max((bound_M >= largest).to(tl.int32), 0) > 0:
+        y_EM = tl.clamp(y_EM, -largest, largest, propagate_nan=tl.PropagateNan.ALL)
+    y_ME = tl.permute(y_EM.to(p_out.dtype.element_ty), (1, 0))
+
+    first, o_ME, m_ME = _tile(n, D, N, P, i_G, TILING, B, E, M)
+    if TILING == "full":
+        if ACCUMULATE:
+            y_ME += tl.load(p_out + first + o_ME)
+        tl.store(p_out + first + o_ME, y_ME)
+    else:
+        if ACCUMULATE:
+            y_ME += tl.load(p_out + first + o_ME, mask=m_ME)
+        tl.store(p_out + first + o_ME, y_ME, mask=m_ME)
+
+
+# --- host functions -------------------------------------------------------------------------------------------
+
+_cells_of: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+
+def _cell_count(bits: int) -> int:
+    """C, so many that no cell holds two thresholds of a Lloyd-Max table of N(0, 1) or of a sphere."""
+    return 32 if bits <= 4 else 2 ** (bits + 1) if bits < 8 else 1024
+
+
+def _cells(thresholds: Tensor, bits: int) -> Tensor:
+    """int64 [C], see ``_cells_kernel``; kept as long as ``thresholds`` lives."""
+    found = _cells_of.get(thresholds)
+    if found is None:
+        found = torch.empty(_cell_count(bits), dtype=torch.int64, device=thresholds.device)
+        if bits > 1:
+            count = _cell_count(bits)
+            with torch.cuda.device_of(thresholds):
+                _cells_kernel[(count // 32,)](thresholds, found.view(torch.int32), L=2**bits, C=count)
+        _cells_of[thresholds] = found
+    return found
+
+
+@lru_cache(maxsize=64)
+def _multipliers(values: tuple[float, ...], device: str) -> Tensor:
+    return torch.tensor(values, dtype=torch.float32, device=device)
+
+
+def _check(x_RD: Tensor, payload_NW: Tensor) -> None:
+    if not isinstance(_encode_kernel, triton.runtime.JITFunction):
+        return  # the interpreter, on CPU tensors
+    for tensor in (x_RD, payload_NW):
+        if tensor.device.type != "cuda":
+            raise RuntimeError(f"the Triton kernels work on CUDA tensors, got one on {tensor.device}")
+
+
+def _launch(block: int, bits: int, search: int) -> dict[str, int]:
+    """E, M and launch options; search: K of an encoder, 0 for a decoder."""
+    if search == 0:
+        row = "decode" if block <= 128 else "decode, block > 128"
+    elif bits > 5:
+        row = "encode, bits > 5"
+    else:
+        row = "encode" if search == 1 and block == 128 else "encode, search or block != 128"
+    launch = dict(M=32 * NUM_WARPS, num_warps=NUM_WARPS) | LAUNCH[row]
+    return launch | dict(E=min(block, launch["E"]))
+
+
+def _run(
+    kernel: Any, tensors: tuple[Tensor, ...], last: float, x_RD: Tensor, launch: dict[str, int], **constants: Any
+) -> None:
+    """Launch ``kernel`` over all blocks of x; twice where a tail needs masks that all others can go without."""
+    (rows, d), block = x_RD.shape, constants["B"]
+    per_row, n, tile = -(-d // block), x_RD.numel(), launch["M"] * launch["E"]
+    programs, full = -(-rows * per_row * block // tile), n // tile
+    if rows > 1 and d % block:
+        pieces = [("rows", 0, programs)]
+    else:
+        pieces = [("full", 0, full), ("tail", full, programs - full)]
+    with torch.cuda.device_of(x_RD):
+        for tiling, first, count in pieces:
+            if count:
+                sizes = (n, d, rows * per_row, per_row, first)
+                kernel[(count,)](*tensors, *sizes, last, TILING=tiling, **constants, **launch)
+
+
+def _words(payload_NW: Tensor) -> Tensor:
+    """The payload as int32 words; a copy where the bytes do not start on a word."""
+    flat = payload_NW.view(-1)
+    return (flat if flat.data_ptr() % 4 == 0 and flat.storage_offset() % 4 == 0 else flat.clone()).view(torch.int32)
+
+
+def encode(
+    x_RD: Tensor,
+    payload_NW: Tensor,
+    scale_N: Tensor,
+    signs_RB: Tensor,
+    levels_L: Tensor,
+    thresholds: Tensor,
+    multipliers_K: tuple[float, ...],
+    bits: int,
+    scale: str,
+    factor: float,
+) -> None:
+    """Encode ``factor`` times x [R, D] (fp32, bf16, fp16; contiguous) into payload uint8 [N, W] and scale [N].
+
+    Every row starts new blocks, N = R * ceil(D / B), the last of a row zero-padded. scale_N: fp32 or bf16. signs_RB,
+    levels_L, thresholds: fp32. scale: "paper", "mse", "unbiased" or "norm". Blocks with NaN or Inf, or whose scale
+    does not fit ``scale_N.dtype``, get the scale NaN; those and zero blocks (scale 0) get payload 0. Raises
+    RuntimeError for CPU tensors, unless Triton interprets.
+    """
+    _check(x_RD, payload_NW)
+    assert scale in _SCALES and x_RD.is_contiguous()
+    if x_RD.numel() == 0:
+        return
+    words = _words(payload_NW)
+    tables = (signs_RB, levels_L, thresholds, _cells(thresholds, bits))
+    tables += (_multipliers(tuple(multipliers_K), str(x_RD.device)),)
+    (rounds, block), search = signs_RB.shape, len(multipliers_K)
+    constants = dict(B=block, BITS=bits, ROUNDS=rounds, SCALE=scale, K=search, C=_cell_count(bits))
+    launch = _launch(block, bits, search)
+    _run(_encode_kernel, (x_RD, words, scale_N, *tables), float(factor), x_RD, launch, **constants)
+    if words.data_ptr() != payload_NW.data_ptr():
+        payload_NW.view(-1).copy_(words.view(torch.uint8))
+
+
+def decode(
+    payload_NW: Tensor,
+    scale_N: Tensor,
+    out_RD: Tensor,
+    signs_RB: Tensor,
+    levels_L: Tensor,
+    bits: int,
+    accumulate: bool = False,
+) -> None:
+    """Decode into out [R, D] (fp32, bf16, fp16; contiguous), or add to it (fp32 only); padding is dropped.
+
+    A finite value beyond the range of ``out_RD.dtype`` becomes its largest; a NaN scale gives NaN. Raises
+    RuntimeError for CPU tensors, unless Triton interprets.
+    """
+    _check(out_RD, payload_NW)
+    assert out_RD.is_contiguous() and (not accumulate or out_RD.dtype == torch.float32)
+    if out_RD.numel() == 0:
+        return
+    tensors = (_words(payload_NW), scale_N, out_RD, signs_RB, levels_L)
+    rounds, block = signs_RB.shape
+    constants = dict(B=block, BITS=bits, ROUNDS=rounds, ACCUMULATE=accumulate)
+    _run(_decode_kernel, tensors, _LARGEST[out_RD.dtype], out_RD, _launch(block, bits, 0), **constants)
+
+
+# --- what the compiler makes of it ----------------------------------------------------------------------------
+
+
+def _disassembled(cubin: bytes) -> dict[str, Any]:
+    """registers, spills and {opcode: count} of machine code, by the tools that come with Triton."""
+    tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        usage, code = (
+            subprocess.run([str(tools / tool), option, file.name], check=True, capture_output=True, text=True).stdout
+            for tool, option in (("cuobjdump", "-res-usage"), ("nvdisasm", "-c"))
+        )
+    registers, stack = map(int, re.search(r"REG:(\d+) STACK:(\d+)", usage).groups())
+    opcodes = Counter(re.findall(r"/\*[0-9a-f]{4,}\*/ +(?:@!?U?P\w+ +)?([A-Z0-9]+)", code))
+    return dict(registers=registers, spills=stack, opcodes=dict(opcodes))
+
+
+def compile_variant(
+    kind: str,
+    target: int,
+    *,
+    bits: int = 4,
+    block: int = 128,
+    rounds: int = 2,
+    scale: str = "unbiased",
+    search: int = 1,
+    dtype: torch.dtype = torch.float32,
+    scale_dtype: torch.dtype = torch.float32,
+    accumulate: bool = False,
+    tiling: str = "full",
+    launch: dict[str, int] | None = None,
+) -> dict[str, Any]:
+    """Compile the "encode" or "decode" kernel for compute capability ``target`` (80, 90); needs no GPU.
+
+    launch: E, M and launch options instead of the pinned ones. Returns registers a thread, spills (bytes of stack),
+    shared_bytes, instructions (static, rare branches included), instructions_per_element (the same over E, as a
+    thread runs them once for its E elements) and opcodes {opcode: count}. Not under TRITON_INTERPRET.
+    """
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    encoder = kind == "encode"
+    options = launch or _launch(block, bits, search if encoder else 0)
+    constants = dict(TILING=tiling, B=block, BITS=bits, ROUNDS=rounds, E=options["E"], M=options["M"])
+    constants |= dict(SCALE=scale, K=search, C=_cell_count(bits)) if encoder else dict(ACCUMULATE=accumulate)
+    kernel = _encode_kernel if encoder else _decode_kernel
+    types = dict(p_payload="i32", p_scale=_DTYPES[scale_dtype], p_x=_DTYPES[dtype], p_out=_DTYPES[dtype], p_cells="i64")
+    signature = {}
+    for name in kernel.arg_names:
+        if name in constants:
+            signature[name] = "constexpr"
+        elif name.startswith("p_"):
+            signature[name] = "*" + types.get(name, "fp32")
+        else:
+            signature[name] = {"n": "i64", "factor": "fp32", "largest": "fp32"}.get(name, "i32")
+    aligned = {(i,): [["tt.divisibility", 16]] for i, n in enumerate(kernel.arg_names) if n[:2] == "p_" or n in "nD"}
+    options = {key: value for key, value in options.items() if key not in "EM"}
+    compiled = triton.compile(
+        ASTSource(kernel, signature, constants, aligned), target=GPUTarget("cuda", target, 32), options=options
+    )
+    found = _disassembled(compiled.asm["cubin"])
+    count = sum(found["opcodes"].values())
+    return found | dict(
+        target=target, shared_bytes=compiled.metadata.shared, elements=constants["E"],
+        instructions=count, instructions_per_element=count / constants["E"],
+    )  # fmt: skip

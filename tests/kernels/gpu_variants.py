@@ -1,0 +1,305 @@
+"""What the Triton kernels are checked on: parity cases (interpreter or GPU) and variants to compile.
+
+Run as a program in a process of its own, because Triton decides at import whether it interprets:
+`gpu_variants.py parity` reads numbers of cases from stdin and answers each with a line of JSON, null or the traceback;
+`gpu_variants.py compile 90 [count]` prints `resources` for that target as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+import warnings
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tq.quant import reference
+from tq.quant.bits import packed_bytes, unpack
+from tq.quant.codebook import lloyd_max
+from tq.quant.dispatch import multipliers
+from tq.quant.rotation import rotate, signs, unrotate
+
+FLOAT, BRAIN, HALF = torch.float32, torch.bfloat16, torch.float16
+SENTINEL = 119
+
+
+# --- parity with the reference --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Case:
+    """One encoding and its decoding. data: "normal", or "hostile" (rows of unfriendly blocks, R of them)."""
+
+    bits: int = 4
+    block: int = 128
+    rounds: int = 2
+    scale: str = "unbiased"
+    search: int = 1
+    shape: tuple[int, int] = (1, 5000)
+    dtype: torch.dtype = FLOAT
+    scale_dtype: torch.dtype = FLOAT
+    factor: float = 1.0
+    sphere: bool = False
+    data: str = "normal"
+
+    @property
+    def name(self) -> str:
+        """The settings that differ from the default."""
+        parts = [
+            f"{key}={str(value).removeprefix('torch.').replace(' ', '')}"
+            for key, value in vars(self).items()
+            if value != getattr(Case, key)
+        ]
+        return ",".join(parts) or "default"
+
+
+def _cases() -> list[Case]:
+    base = Case()
+    cases = [base]
+    cases += [
+        replace(base, bits=bits, scale=s)
+        for bits, s in zip(range(1, 9), 2 * ("mse", "norm", "unbiased", "paper"), strict=True)
+    ]
+    cases += [
+        replace(base, block=block, rounds=rounds, shape=(1, 20 * block - 37))
+        for block in (64, 128, 256, 512, 1024)
+        for rounds in (1, 2, 3)
+    ]
+    cases += [
+        replace(base, bits=bits, block=block, rounds=1, shape=(1, 9 * block))
+        for bits in (1, 3, 7)
+        for block in (64, 256)
+    ]
+    cases += [replace(base, scale=scale, search=5) for scale in ("paper", "mse", "unbiased", "norm")]
+    cases += [replace(base, bits=bits, search=17) for bits in (1, 2, 4, 6, 8)]
+    cases += [replace(base, block=1024, bits=3, search=5, rounds=1)]
+    cases += [replace(base, dtype=dtype, rounds=r, scale_dtype=BRAIN) for dtype in (FLOAT, BRAIN, HALF) for r in (1, 2)]
+    cases += [replace(base, bits=bits, sphere=True, block=block) for bits in (4, 5, 8) for block in (64, 1024)]
+    cases += [
+        replace(base, shape=shape) for shape in ((1, 0), (0, 7), (1, 1), (1, 127), (1, 128), (1, 4096), (1, 8193))
+    ]
+    cases += [replace(base, shape=shape, bits=b) for b in (3, 4) for shape in ((5, 200), (7, 1), (33, 128), (3, 1000))]
+    cases += [
+        replace(base, shape=(5, 1500), block=1024, rounds=1, dtype=BRAIN),
+        replace(base, shape=(9, 100), block=64),
+    ]
+    cases += [replace(base, factor=factor, shape=(3, 200)) for factor in (0.125, 3e-5, 1e30)]
+    cases += [
+        replace(base, data="hostile", dtype=dtype, scale_dtype=scale_dtype, scale=scale, bits=bits)
+        for bits in (1, 4)
+        for scale in ("paper", "mse", "unbiased", "norm")
+        for dtype, scale_dtype in ((FLOAT, FLOAT), (BRAIN, BRAIN))
+    ]
+    cases += [replace(base, data="hostile", dtype=HALF), replace(base, data="hostile", block=1024, search=5, bits=8)]
+    return cases
+
+
+CASES = _cases()
+
+
+def _input(case: Case) -> Tensor:
+    generator = torch.Generator().manual_seed(7)
+    if case.data == "normal":
+        x_RD = torch.randn(case.shape, generator=generator)
+        x_RD[:, ::97] *= 30  # heavy tails reach the outer cells
+        return x_RD.to(case.dtype)
+    b = case.block
+    rows = torch.randn(16, b, generator=generator)
+    rows[0] = 0
+    rows[1], rows[1, 5] = 0, 3.0  # one spike
+    rows[2] = 0.7
+    rows[3] = torch.where(rows[3] > 0, 1.0, -2.0)  # two levels
+    rows[4] *= 1e38
+    rows[5] *= 1e-38
+    rows[6] *= 3e-44  # subnormals
+    rows[7], rows[7, 0] = 0, 1e-45
+    rows[8, 3] = torch.nan
+    rows[9, b - 1] = torch.inf
+    rows[10, 0] = -torch.inf
+    rows[11] = 3.3e38  # paper: a scale beyond bf16; others: fits
+    rows[12], rows[12, 0] = 1e-30, 1e38
+    rows[13] = torch.arange(b) % 2
+    rows[14] = 3.4028234663852886e38
+    return rows.to(case.dtype)
+
+
+def _tables(case: Case) -> tuple[Tensor, Tensor]:
+    levels, thresholds = lloyd_max(case.bits, case.block if case.sphere else None)
+    return torch.tensor(levels, dtype=FLOAT), torch.tensor(thresholds, dtype=FLOAT)
+
+
+def _guarded(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor]:
+    """A poisoned tensor, and the guard behind it that nobody may write into."""
+    size = torch.Size(shape).numel()
+    memory = torch.full(((size + 64) * dtype.itemsize,), SENTINEL, dtype=torch.uint8, device=device).view(dtype)
+    return memory[:size].view(shape), memory[size:]
+
+
+def _untouched(guard: Tensor) -> bool:
+    return bool((guard.view(torch.uint8) == SENTINEL).all())
+
+
+def _blocks(case: Case, x_RD: Tensor) -> Tensor:
+    """float64 [N, B], padded."""
+    return torch.nn.functional.pad(x_RD.double(), (0, -x_RD.shape[1] % case.block)).view(-1, case.block)
+
+
+def _exact(case: Case, index_NB: Tensor, scale_N: Tensor, levels_L: Tensor) -> Tensor:
+    """Decoded values [R, D] in float64."""
+    q_NB = levels_L.double()[index_NB]
+    y_NB = unrotate(q_NB, case.rounds, 3) * scale_N.double()[:, None]
+    rows, d = _input(case).shape
+    return y_NB.view(rows, -(-d // case.block) * case.block)[:, :d]
+
+
+def _check_indices(case: Case, x_RD: Tensor, want_NB: Tensor, got_NB: Tensor, thresholds: Tensor) -> None:
+    """Equal, but for neighbours where a float64 coordinate lies on the threshold between them to fp32 rounding."""
+    n, at = (want_NB != got_NB).nonzero(as_tuple=True)
+    if n.numel() == 0:
+        return
+    assert bool(((want_NB - got_NB)[n, at].abs() == 1).all()), "indices differ by more than one"
+    x_NB = _blocks(case, x_RD)
+    dense = ((x_NB != 0).sum(1) >= 16)[n]  # sparse blocks meet thresholds exactly, and often
+    x_NB = x_NB / x_NB.abs().amax(1, keepdim=True)
+    z_NB = rotate(x_NB, case.rounds, 3)
+    u = (z_NB / z_NB.pow(2).mean(1, keepdim=True).sqrt())[n, at]
+    t = thresholds.double()[torch.minimum(want_NB, got_NB)[n, at]]
+    ms = torch.tensor(multipliers(case.search), dtype=torch.float64)
+    distance = (u[:, None] * ms - t[:, None]).abs().amin(1).max().item()
+    assert distance < 2e-5, f"an index differs {distance:.2g} from the threshold"
+    count = int(dense.sum())
+    assert case.data == "hostile" or count <= max(1, 1e-4 * want_NB.numel()), f"{count} indices differ"
+
+
+def check(case: Case, device: str) -> None:
+    """Hold the kernels to the reference on one case; raises AssertionError with what differs."""
+    from tq.kernels import gpu
+
+    x_RD = _input(case)
+    rows, d = x_RD.shape
+    blocks, width = rows * -(-d // case.block), packed_bytes(case.bits, case.block)
+    levels, thresholds = _tables(case)
+    same = dict(bits=case.bits, block=case.block, rounds=case.rounds, rotation="hadamard", seed=3, levels_L=levels)
+    want, want_scale = torch.empty(blocks, width, dtype=torch.uint8), torch.empty(blocks, dtype=case.scale_dtype)
+    reference.encode(
+        x_RD, want, want_scale, scale=case.scale, thresholds=thresholds, multipliers=multipliers(case.search),
+        factor=case.factor, **same,
+    )  # fmt: skip
+
+    payload, guard = _guarded((blocks, width), torch.uint8, device)
+    scale, scale_guard = _guarded((blocks,), case.scale_dtype, device)
+    tables = [t.to(device) for t in (signs(case.block, case.rounds, 3), levels, thresholds)]
+    gpu.encode(
+        x_RD.to(device), payload, scale, *tables, multipliers(case.search), case.bits, case.scale, case.factor
+    )  # fmt: skip
+    assert _untouched(guard) and _untouched(scale_guard), "wrote behind the code"
+    got, got_scale = payload.cpu(), scale.cpu()
+    want_NB, got_NB = (unpack(t, case.bits, case.block).long() for t in (want, got))
+    a, b = want_scale.double(), got_scale.double()
+    assert torch.equal(a.isnan(), b.isnan()), f"NaN scales in blocks {(a.isnan() != b.isnan()).nonzero().flatten()}"
+    assert torch.equal(a == 0, b == 0), "zero scales differ"
+    coded = a.isfinite() & (a != 0)
+    _check_indices(case, x_RD, want_NB, got_NB, thresholds)
+    if bool(coded.any()):
+        tolerance = 2e-6 if case.scale_dtype == FLOAT else 2.0**-7
+        relative = ((b - a)[coded].abs() - 3e-45).div(a[coded].abs()).max().item()  # subnormals: to their last place
+        assert relative < tolerance, f"scales differ by {relative:.2g}"
+    empty = a.isnan() | (_blocks(case, x_RD) == 0).all(1)
+    assert bool((got[empty] == 0).all()), "payload of a block without code"
+
+    if blocks == 0:
+        return
+    interpreted_brain = device == "cpu" and case.dtype == BRAIN
+    limit = 2.2 if interpreted_brain else 2.0  # the interpreter truncates to bf16
+    # Each decodes what the other encoded.
+    for code, s, index_NB in ((want, want_scale, want_NB), (got, got_scale, got_NB)):
+        accumulators = (False, True) if case.dtype == FLOAT else (False,)
+        for accumulate in accumulators:
+            start = torch.randn(x_RD.shape, generator=torch.Generator().manual_seed(1)) if accumulate else None
+            plain = start.clone() if accumulate else torch.empty_like(x_RD)
+            reference.decode(code, s, plain, accumulate=accumulate, **same)
+            out, out_guard = _guarded(tuple(x_RD.shape), case.dtype, device)
+            if accumulate:
+                out.copy_(start)
+            gpu.decode(code.to(device), s.to(device), out, tables[0], tables[1], case.bits, accumulate)
+            assert _untouched(out_guard), "wrote behind the output"
+            y, largest = out.cpu().double(), torch.finfo(case.dtype).max
+            exact = _exact(case, index_NB, s, levels).clamp(-largest, largest) + (start.double() if accumulate else 0)
+            assert torch.equal(y.isnan(), plain.isnan()), "NaN in other places"
+            assert not bool(y.isinf().any()), "infinite"
+            # block by block, as their magnitudes differ by 80 decades
+            full = torch.nn.functional.pad(torch.stack((y, plain.double(), exact)), (0, -d % case.block))
+            mine, theirs, true = full.nan_to_num(0).view(3, blocks, case.block)
+            if interpreted_brain:  # the interpreter loses subnormals in this cast
+                kept = true.abs().amax(1) > 1e-36
+                mine, theirs, true = mine[kept], theirs[kept], true[kept]
+            size = true.abs().amax(1).clamp_min(1e-44)[:, None] * torch.finfo(case.dtype).eps
+            worst = ((mine - true) / size).abs().max().item()
+            assert worst <= 2 * ((theirs - true) / size).abs().max().item() + 1, f"off by {worst:.3g} ulp"
+            error, allowed = ((t - true).div(size).norm().item() for t in (mine, theirs))
+            assert error <= limit * allowed + 1.0, f"decoding error {error / allowed:.3g} times the reference's"
+
+
+# --- variants to compile --------------------------------------------------------------------------------------
+
+
+def _variants() -> list[dict[str, Any]]:
+    both = [dict(kind=kind, **v) for v in _common() for kind in ("encode", "decode")]
+    encoders = [dict(scale=s) for s in ("paper", "norm")]
+    encoders += [dict(search=5), dict(search=5, block=256), dict(search=5, bits=8), dict(search=5, dtype=BRAIN)]
+    encoders += [dict(search=5, block=1024, bits=2), dict(scale_dtype=BRAIN)]
+    decoders = [dict(accumulate=True), dict(accumulate=True, block=256), dict(dtype=BRAIN, scale_dtype=BRAIN, rounds=1)]
+    return both + [dict(kind="encode", **v) for v in encoders] + [dict(kind="decode", **v) for v in decoders]
+
+
+def _common() -> list[dict[str, Any]]:
+    common: list[dict[str, Any]] = [dict(), dict(rounds=1), dict(dtype=BRAIN), dict(dtype=BRAIN, rounds=1)]
+    common += [dict(bits=bits) for bits in (1, 3, 6, 8)]
+    common += [dict(block=64), dict(block=256), dict(block=1024), dict(tiling="tail")]
+    return common + [dict(tiling="rows", dtype=HALF)]
+
+
+VARIANTS = _variants()
+
+
+def variant_name(variant: dict[str, Any]) -> str:
+    settings = [f"{k}={str(v).removeprefix('torch.')}" for k, v in variant.items() if k != "kind"]
+    return " ".join([variant["kind"], *settings])
+
+
+def resources(targets: list[int], count: int | None = None) -> list[dict[str, Any]]:
+    """name, target, registers, spills, shared_bytes, instructions_per_element, ... of the first ``count`` variants."""
+    import triton
+
+    from tq.kernels import gpu
+
+    version = [int(part) for part in triton.__version__.split(".")[:2]]
+    return [
+        dict(name=variant_name(v), triton=version) | gpu.compile_variant(target=target, **v)
+        for target in targets
+        for v in VARIANTS[:count]
+    ]
+
+
+def _main(task: str, *arguments: str) -> None:
+    if task == "compile":
+        target, *count = map(int, arguments)
+        print(json.dumps(resources([target], *count)))
+        return
+    warnings.simplefilter("ignore")  # NumPy's, from the interpreter's arithmetic on zeros and infinities
+    for line in sys.stdin:
+        try:
+            check(CASES[int(line)], "cpu")
+            answer = None
+        except Exception:
+            answer = traceback.format_exc()
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    _main(*sys.argv[1:])

@@ -12,20 +12,21 @@ Shapes: N blocks, B block size, W packed bytes a block, R rounds, L = 2**bits le
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import math
 import os
 import threading
 import warnings
-from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
+from typing import Any
 
 import numba
 import numpy as np
 import torch
+from numba import types
 from torch import Tensor
 
 from . import simd
@@ -37,18 +38,26 @@ _SAFE = np.float32(2.0**60)  # a sum of squares between 1/_SAFE and _SAFE needs 
 _SMALL = 1 << 17  # elements below which waking other threads costs more than it saves
 _PAD = simd.LANES  # floats between rows of a group, so that powers of two do not share one set of the cache
 
-# Numba keys its disk cache by the file of the function alone; as the default of an argument the hash of both files is
-# part of the signature, and an edit of ``simd`` is seen.
+# Numba keys its disk cache by the code of a function and what it closes over; with the hash of both files among that,
+# an edit anywhere in them is seen.
 _STAMP = int(
     hashlib.blake2b(b"".join(Path(m).read_bytes() for m in (__file__, simd.__file__)), digest_size=6).hexdigest(), 16
 )
 
+# places in the one array of int64 that a kernel is called with; addresses, counts, and two float64 (limit, factor)
+(
+    _NEXT, _PIECES, _GROUPS, _X, _SIZE, _DIM, _PAYLOAD, _SCALE_AT, _BLOCKS, _SIGNS, _ROUNDS, _BLOCK, _TABLE, _ENTRIES,
+    _MULTIPLIERS, _TRIALS, _SCALE, _LIMIT, _FACTOR,
+) = range(19)  # fmt: skip
+_FIELDS = 19
+_SIGNATURE = types.void(types.CPointer(types.int64))
+_njit = numba.njit(error_model="numpy", fastmath={"contract", "nsz"})
 
-def _jit(function: Callable) -> Callable:
-    """Compiled on first use without the GIL, and cached on disk: beside this file, else in the user's cache folder."""
-    options = {"nogil": True, "error_model": "numpy", "fastmath": {"contract", "nsz"}}
+
+def _compiled(body: Callable) -> Any:
+    """Numba's C function of one pointer, kept on disk: beside this file, else in the user's cache folder."""
     try:
-        return numba.njit(cache=True, **options)(function)
+        return numba.cfunc(_SIGNATURE, cache=True)(body)
     except RuntimeError as error:  # "cannot cache function ...: no locator available"
         warnings.warn(
             f"compiled CPU kernels cannot be kept ({error}), so every process compiles them anew for some seconds; "
@@ -56,10 +65,10 @@ def _jit(function: Callable) -> Callable:
             RuntimeWarning,
             stacklevel=2,
         )
-        return numba.njit(**options)(function)
+        return numba.cfunc(_SIGNATURE)(body)
 
 
-@numba.njit
+@_njit
 def _across(z, block):
     """Butterflies across the vectors of one row, in place."""
     if block == 64:
@@ -80,7 +89,7 @@ def _across(z, block):
             simd.butterflies(z + 512 * i, 1, 8)
 
 
-@numba.njit
+@_njit
 def _load_row(source, kind, size, masks, z, energy, block):
     """Signs and the butterflies across the vectors of one block, and 16 partial sums of its squares."""
     simd.zero_bytes(energy, 64)
@@ -101,7 +110,7 @@ def _load_row(source, kind, size, masks, z, energy, block):
                 simd.butterflies(z + 512 * i, 1, 8)
 
 
-@numba.njit
+@_njit
 def _store_row(z, masks, scale, limit, out, kind, size, block):
     """The last butterflies of one block, its signs and scale, to the output."""
     if block == 64:
@@ -122,7 +131,7 @@ def _store_row(z, masks, scale, limit, out, kind, size, block):
                 simd.butterflies_store(z + 4 * at, masks + 4 * at, scale, limit, out + size * at, kind, 8)
 
 
-@numba.njit
+@_njit
 def _largest(values):
     """Largest magnitude, or NaN where a value is not finite."""
     largest = np.float32(0.0)
@@ -133,7 +142,7 @@ def _largest(values):
     return largest
 
 
-@numba.njit
+@_njit
 def _move_words(words, keep, payload, width, store):
     """All words of 16 blocks between vectors of one lane a block and the payload's rows of ``width`` bytes."""
     at = 0
@@ -162,13 +171,13 @@ def _move_words(words, keep, payload, width, store):
             simd.load_words(payload + at, width, words + 16 * at, 2)
 
 
-@numba.njit
+@_njit
 def _address(array):
     """Signed, as sums of Numba's unsigned addresses and integers would be floats."""
     return np.int64(array.ctypes.data)
 
 
-@numba.njit
+@_njit
 def _scratch(floats):
     """Uninitialised fp32 array that starts on a cache line."""
     buffer = np.empty(floats + 16, np.float32)
@@ -176,7 +185,7 @@ def _scratch(floats):
     return buffer[start : start + floats]
 
 
-@numba.njit
+@_njit
 def _sign_masks(signs):
     """What signs [R, B] flip: int32 [R * B] with the top bit set for -1."""
     flat, masks = signs.reshape(signs.size), _scratch(signs.size).view(np.int32)
@@ -185,19 +194,42 @@ def _sign_masks(signs):
     return masks
 
 
-@numba.njit
+@_njit
+def _fetch(ahead, size, tile):
+    """Asks for a tile's share of the next group, while this one keeps the arithmetic busy."""
+    if size == 4 or tile % 2 == 0:
+        simd.prefetch_1kb(ahead + 256 * size * tile, False)
+
+
+@_njit
 def _hold(arrays):
     """Called last with what was used by address only: Numba frees an array after the last mention of its name."""
     return len(arrays)
 
 
-def _encode_groups(
-    first, last, source, kind, size, dim, payload, scales, signs, bits, tables, multipliers, scale_kind,
-    limit, factor, stamp=_STAMP,
-):  # fmt: skip
-    """Encode groups first ... last - 1. Addresses: source, payload. Types tell ``kind`` and ``bits`` (its length)."""
-    rounds, block = signs.shape
-    n_blocks, tiles, trials = scales.shape[0], block // 16, multipliers.shape[0]
+@_njit
+def _array(address, shape, dtype):
+    return numba.carray(simd.as_pointer(address), shape, dtype)
+
+
+@_njit
+def _encode_groups(first, last, given, kind, bits):
+    """Encode groups first ... last - 1 as ``encode`` says. The types of ``kind`` and ``bits`` select the variant."""
+    source, size, dim, payload, n_blocks, rounds, block = (
+        given[_X],
+        given[_SIZE],
+        given[_DIM],
+        given[_PAYLOAD],
+        given[_BLOCKS],
+        given[_ROUNDS],
+        given[_BLOCK],
+    )
+    scales = _array(given[_SCALE_AT], n_blocks, np.float32)
+    signs = _array(given[_SIGNS], (rounds, block), np.float32)
+    multipliers = _array(given[_MULTIPLIERS], given[_TRIALS], np.float32)
+    tables_at, scale_kind = given[_TABLE], given[_SCALE]
+    limit, factor = given.view(np.float64)[_LIMIT], given.view(np.float64)[_FACTOR]
+    tiles, trials = block // 16, multipliers.shape[0]
     width, pitch = len(bits) * block // 8, 4 * (block + _PAD)
     growth = np.float32(float(block) ** (-0.5 * rounds))  # undoes that of the unnormalised transforms
     root = np.float32(math.sqrt(block))
@@ -210,7 +242,6 @@ def _encode_groups(
     units, keep, powers = _scratch(16 * trials).reshape(trials, 16), np.empty(16, np.int32), np.empty(16, np.float64)
     z, words, masks_at = _address(group_blocks), _address(packed), _address(masks)
     energy_tile, spare, wide = _address(partial_energies), _address(spare_block), _address(wide_block)
-    tables_at = _address(tables)
 
     per_row = (dim + block - 1) // block
     row, column = first * _GROUP // per_row, first * _GROUP % per_row * block
@@ -265,6 +296,7 @@ def _encode_groups(
             energy = energies[lane]
             to_unit[lane] = root * growth / math.sqrt(energy) if energy > 0 else np.float32(0.0)
             best[lane] = multipliers[0]
+        ahead = source + (row * dim + column) * size
         if rounds > 1:
             for c in range(tiles):
                 simd.tile(z + 64 * c, pitch, masks_at + 4 * block + 64 * c, "THSH")
@@ -282,6 +314,7 @@ def _encode_groups(
                     units[k, lane] = to_unit[lane] * multipliers[k]
             for c in range(tiles):
                 if rounds == 1:
+                    _fetch(ahead, size, c)
                     simd.tile(z + 64 * c, pitch, 0, "TH")
                 for half in range(2):
                     chunk = z + 64 * c + 8 * half * pitch
@@ -307,11 +340,9 @@ def _encode_groups(
             unit[lane] = to_unit[lane] * best[lane]
         sums[:] = 0.0
         simd.zero_bytes(words, 16 * width)
-        ahead = source + (row * dim + column) * size
         for c in range(tiles):
-            # the next group, while this one keeps the arithmetic busy
-            if size == 4 or c % 2 == 0:
-                simd.prefetch_1kb(ahead + 256 * size * c, False)
+            if trials == 1:
+                _fetch(ahead, size, c)
             if rounds == 1 and trials == 1:
                 simd.tile(z + 64 * c, pitch, 0, "TH")
             for half in range(2):
@@ -345,15 +376,19 @@ def _encode_groups(
             _move_words(words, _address(keep), _address(spare_payload), width, True)
             simd.copy_bytes(payload + n * width, _address(spare_payload), rows * width)
     _hold((masks, group_blocks, packed, spare_payload, partial_energies, spare_block, wide_block))
-    _hold((energies, unit, sums, trial_sums, units, keep, tables))
+    _hold((energies, unit, sums, trial_sums, units, keep))
 
 
-def _decode_groups(
-    first, last, payload, scales, target, kind, size, dim, signs, bits, levels, limit, stamp=_STAMP
-):  # fmt: skip
-    """Decode groups first ... last - 1. Addresses: payload, target. Types tell ``kind`` and ``bits`` (its length)."""
-    rounds, block = signs.shape
-    n_blocks, tiles = scales.shape[0], block // 16
+@_njit
+def _decode_groups(first, last, given, kind, bits):
+    """Decode groups first ... last - 1 as ``decode`` says."""
+    target, size, dim, payload = given[_X], given[_SIZE], given[_DIM], given[_PAYLOAD]
+    n_blocks, rounds, block = given[_BLOCKS], given[_ROUNDS], given[_BLOCK]
+    scales = _array(given[_SCALE_AT], n_blocks, np.float32)
+    signs = _array(given[_SIGNS], (rounds, block), np.float32)
+    levels = _array(given[_TABLE], given[_ENTRIES], np.float32)
+    limit = np.float32(given.view(np.float64)[_LIMIT])
+    tiles = block // 16
     width, pitch = len(bits) * block // 8, 4 * (block + _PAD)
 
     masks = _sign_masks(signs)
@@ -409,8 +444,45 @@ def _decode_groups(
     _hold((masks, group_blocks, packed, spare_payload, spare_block, table))
 
 
-_encode_groups = _jit(_encode_groups)
-_decode_groups = _jit(_decode_groups)
+@_njit
+def _piece(given):
+    """The next (first, last) groups that no thread has taken; first == last when nothing is left."""
+    piece = simd.take_next(_address(given))
+    if piece >= given[_PIECES]:
+        return 0, 0
+    return given[_GROUPS] * piece // given[_PIECES], given[_GROUPS] * (piece + 1) // given[_PIECES]
+
+
+_compiled_kernels: list[Any] = []  # held, or the code that ctypes points to would be freed
+
+
+@cache
+def _kernel(encodes: bool, element_kind: int, width: int) -> Callable[[int], None]:
+    """The kernel for a kind of elements and a number of bits; every thread calls it with the address of the arguments.
+
+    Called through ctypes, so without the GIL; native, so that the threads of a team need no interpreter either.
+    """
+    kind, bits, stamp = simd.KIND_TAGS[element_kind], (0,) * width, _STAMP
+
+    def encoder(arguments):
+        given = numba.carray(arguments, _FIELDS)
+        while stamp:
+            first, last = _piece(given)
+            if first == last:
+                return
+            _encode_groups(first, last, given, kind, bits)
+
+    def decoder(arguments):
+        given = numba.carray(arguments, _FIELDS)
+        while stamp:
+            first, last = _piece(given)
+            if first == last:
+                return
+            _decode_groups(first, last, given, kind, bits)
+
+    compiled = _compiled(encoder if encodes else decoder)
+    _compiled_kernels.append(compiled)
+    return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(compiled.address)
 
 
 @lru_cache(maxsize=64)
@@ -447,59 +519,48 @@ def _look_up(bits: int, thresholds: bytes, levels: bytes) -> np.ndarray:
     return np.concatenate([edges, magnitudes, positive[-1:], best / fitted[-1] ** powers]).astype(np.float32)
 
 
-def _decoder_table(bits: int, levels: np.ndarray) -> np.ndarray:
-    positive = levels[levels.size // 2 :] if bits >= simd.SYMMETRIC else levels
-    return np.resize(positive, simd.level_table_size(bits))
+@lru_cache(maxsize=64)
+def _decoder_table(bits: int, levels: bytes) -> np.ndarray:
+    """The levels as the decoder reads them: repeated to fill a register, or the positive ones only."""
+    table = np.frombuffer(levels, np.float32)
+    return np.resize(table[table.size // 2 :] if bits >= simd.SYMMETRIC else table, simd.level_table_size(bits))
 
 
-_POOL: ThreadPoolExecutor | None = None
-_POOL_LOCK = threading.Lock()
+try:
+    # PyTorch's own OpenMP threads: others would compete with them, as they spin for milliseconds after every operation
+    _team = ctypes.CDLL(None).GOMP_parallel
+    _team.argtypes, _team.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint), None
+except (AttributeError, OSError):
+    _team = None
+_forked = False  # OpenMP's threads do not survive a fork, and asking for them again would wait for ever
 
 
-def _forget_pool() -> None:
-    """A forked child has no threads but its own."""
-    global _POOL, _POOL_LOCK
-    _POOL, _POOL_LOCK = None, threading.Lock()
+def _after_fork() -> None:
+    global _forked
+    _forked = True
 
 
-os.register_at_fork(after_in_child=_forget_pool)
+os.register_at_fork(after_in_child=_after_fork)
 
 
-def _pool() -> ThreadPoolExecutor:
-    global _POOL
-    with _POOL_LOCK:
-        if _POOL is None:
-            _POOL = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="tq-kernels")
-        return _POOL
-
-
-def _run(kernel: Callable, n_blocks: int, elements: int, *arguments) -> None:
-    """kernel(first, last, *arguments) over all groups, on as many threads as torch uses."""
-    groups = -(-n_blocks // _GROUP)
+def _run(kernel: Any, given: np.ndarray, elements: int) -> None:
+    """The kernel on all groups, on as many threads as torch uses."""
+    groups = -(-int(given[_BLOCKS]) // _GROUP)
     if groups == 0:
         return
-    threads = 1 if elements < _SMALL else min(torch.get_num_threads(), groups)
-    if threads == 1:
-        kernel(0, groups, *arguments)
-        return
+    threads = 1 if elements < _SMALL or _forked else min(torch.get_num_threads(), groups)
     # more pieces than threads, so that a core that is taken away delays a piece and not a half
-    bounds = [groups * i // (4 * threads) for i in range(4 * threads + 1)]
-    pieces = deque(zip(bounds, bounds[1:], strict=False))
-
-    def work() -> None:
-        while True:
-            try:
-                first, last = pieces.popleft()
-            except IndexError:
-                return
-            kernel(first, last, *arguments)
-
-    others = [_pool().submit(work) for _ in range(threads - 1)]
-    try:
-        work()
-    finally:
-        for other in others:
-            other.result()
+    given[_PIECES], given[_GROUPS] = min(groups, 1 if threads == 1 else 4 * threads), groups
+    if threads == 1:
+        kernel(given.ctypes.data)
+    elif _team is not None:
+        _team(ctypes.cast(kernel, ctypes.c_void_p), given.ctypes.data, threads, 0)
+    else:
+        pool = [threading.Thread(target=kernel, args=(given.ctypes.data,)) for _ in range(threads)]
+        for thread in pool:
+            thread.start()
+        for thread in pool:
+            thread.join()
 
 
 def encode(
@@ -514,13 +575,18 @@ def encode(
     scales = scale_N if scale_N.dtype == torch.float32 else torch.empty(scale_N.shape, dtype=torch.float32)
     # values from half a step above the largest number of the stored type on would round to infinity
     info = torch.finfo(scale_N.dtype)
-    limit = float(info.max) * (1.0 + info.eps / 4.0)
     tables = _look_up(bits, thresholds.numpy().tobytes(), levels_L.numpy().tobytes())
-    _run(
-        _encode_groups, scale_N.shape[0], x_RD.numel(), x_RD.data_ptr(), simd.KIND_TAGS[_KINDS[x_RD.dtype]],
-        x_RD.element_size(), x_RD.shape[1], payload_NW.data_ptr(), scales.numpy(), signs_RB.numpy(), (0,) * bits,
-        tables, np.array(multipliers_K, np.float32), _SCALES[scale], limit, float(factor),
+    multipliers = np.array(multipliers_K, np.float32)
+    given = np.array(
+        [
+            0, 0, 0, x_RD.data_ptr(), x_RD.element_size(), x_RD.shape[1], payload_NW.data_ptr(), scales.data_ptr(),
+            scales.numel(), signs_RB.data_ptr(), *signs_RB.shape, tables.ctypes.data, tables.size,
+            multipliers.ctypes.data, multipliers.size, _SCALES[scale], 0, 0,
+        ],
+        np.int64,
     )  # fmt: skip
+    given.view(np.float64)[_LIMIT:] = float(info.max) * (1.0 + info.eps / 4.0), factor
+    _run(_kernel(True, _KINDS[x_RD.dtype], bits), given, x_RD.numel())
     if scales is not scale_N:
         scale_N.copy_(scales)
 
@@ -530,9 +596,15 @@ def decode(
     accumulate: bool = False,
 ) -> None:  # fmt: skip
     """Decode into ``out_RD`` [rows, dim] (contiguous; fp32, bf16, fp16), or add to it (fp32). All on the CPU."""
-    kind = simd.ADD_FP32 if accumulate else _KINDS[out_RD.dtype]
-    _run(
-        _decode_groups, scale_N.shape[0], out_RD.numel(), payload_NW.data_ptr(), scale_N.float().numpy(),
-        out_RD.data_ptr(), simd.KIND_TAGS[kind], out_RD.element_size(), out_RD.shape[1], signs_RB.numpy(), (0,) * bits,
-        _decoder_table(bits, levels_L.numpy()), np.float32(torch.finfo(out_RD.dtype).max),
+    scales = scale_N.float()
+    levels = _decoder_table(bits, levels_L.numpy().tobytes())
+    given = np.array(
+        [
+            0, 0, 0, out_RD.data_ptr(), out_RD.element_size(), out_RD.shape[1], payload_NW.data_ptr(),
+            scales.data_ptr(), scales.numel(), signs_RB.data_ptr(), *signs_RB.shape, levels.ctypes.data, levels.size,
+            0, 0, 0, 0, 0,
+        ],
+        np.int64,
     )  # fmt: skip
+    given.view(np.float64)[_LIMIT] = torch.finfo(out_RD.dtype).max
+    _run(_kernel(False, simd.ADD_FP32 if accumulate else _KINDS[out_RD.dtype], bits), given, out_RD.numel())

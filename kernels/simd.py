@@ -323,10 +323,33 @@ def zero_bytes(code, target, count):
     cgutils.memset(code.b, code.b.inttoptr(target, ir.IntType(8).as_pointer()), count, 0)
 
 
+@intrinsic
+def take_next(typingctx, counter):
+    """The int64 at an address before one is added to it, atomically."""
+
+    def codegen(context, builder, signature, arguments):
+        pointer = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
+        return builder.atomic_rmw("add", pointer, ir.Constant(ir.IntType(64), 1), "monotonic")
+
+    return types.int64(types.int64), codegen
+
+
+@intrinsic
+def as_pointer(typingctx, address):
+    """An address as what ``numba.carray`` takes."""
+
+    def codegen(context, builder, signature, arguments):
+        return builder.inttoptr(arguments[0], context.get_value_type(types.voidptr))
+
+    return types.voidptr(types.int64), codegen
+
+
 @_codelet("write")
 def prefetch_1kb(code, address, write):
     """Asks for the 16 cache lines from an address on, to be read or written soon; any address is allowed."""
-    flags = [ir.Constant(_INT, f) for f in (int(write), 3, 1)]  # for writing?, keep in all caches, data
+    flags = [
+        ir.Constant(_INT, f) for f in (int(write), 2, 1)
+    ]  # for writing?, in the second cache (the first is full of this group), data
     pointer = ir.IntType(8).as_pointer()
     type_ = ir.FunctionType(ir.VoidType(), [pointer, *(f.type for f in flags)])
     function = cgutils.get_or_insert_function(code.b.module, type_, "llvm.prefetch.p0")

@@ -64,7 +64,7 @@ def parser() -> argparse.ArgumentParser:
     timed.add_argument(
         "--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: a GPU if there is one"
     )
-    timed.add_argument("--elements", type=int, default=1 << 24, metavar="N", help="fp32 elements; default: 16 Mi")
+    timed.add_argument("--elements", type=int, metavar="N", help="of a tensor; default: 2**24 on a CPU, 2**28 on a GPU")
     timed.add_argument("--repeats", type=int, default=7, metavar="N", help="turns that are timed; default: 7")
     judged = commands.add_parser(
         "claims", help="the verdict of every claim, a line each, and how many of each there are"

@@ -78,9 +78,8 @@ class Chapter:
         self._figures: dict[str, dict[str, Any]] = {}
         source = paths.notebook(name)
         head, dirty = commit()
-        self._source_hash = (
-            source_hash(source, device) if source.is_file() else None
-        )  # by hand there may be no notebook
+        # by hand there may be no notebook
+        self._source_hash = source_hash(source, device) if source.is_file() else None
         self._provenance: dict[str, Any] = {
             "device_name": device_name(device),
             "device": device,

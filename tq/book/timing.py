@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 COPY_BYTES = 8  # that a copy moves for an fp32 element
 ELEMENTS = {"cpu": 1 << 24, "cuda": 1 << 28}
 SIZES = {"cpu": tuple(1 << k for k in (20, 22, 24, 26)), "cuda": tuple(1 << k for k in (20, 22, 24, 26, 28))}
-_ROW = 1 << 22  # elements that a sample of `by_size` covers at least
+_ROW = 1 << 24  # elements that a sample of `by_size` covers at least
 INNER = {"cpu": 1, "cuda": 10}  # calls a sample: on a GPU the next is queued while one runs, as in a training step
 
 

@@ -140,9 +140,9 @@ def bit_exact(claim: Claim, facts: Facts) -> Finding:
     decimals, bytes_off = facts(KERNELS, "parity/decimals"), facts(KERNELS, "parity/bytes-that-differ")
     agree = decimals >= claim.number()
     text = (
-        f"our CPU kernel agrees with the reference to {decimals:.1f} decimals (rms), with {bytes_off:.1e} of the code"
+        f"our CPU kernel agrees with the reference to {decimals:.1f} decimals (rms), {bytes_off:.1e} of the code"
     )
-    text += " bytes different (ties of thresholds): six decimals hold, bit-exact does not. Theirs is not published"
+    text += " bytes differ (ties of thresholds): six decimals hold, bit-exact does not. Theirs is not published"
     return Finding(PARTLY if agree else NOT_REPRODUCED, text, "Their source.", "medium")
 
 

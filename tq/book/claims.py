@@ -139,9 +139,7 @@ def bit_exact(claim: Claim, facts: Facts) -> Finding:
     """Six decimals are measured; bit-exact would mean no difference at all."""
     decimals, bytes_off = facts(KERNELS, "parity/decimals"), facts(KERNELS, "parity/bytes-that-differ")
     agree = decimals >= claim.number()
-    text = (
-        f"our CPU kernel agrees with the reference to {decimals:.1f} decimals (rms), {bytes_off:.1e} of the code"
-    )
+    text = f"our CPU kernel agrees with the reference to {decimals:.1f} decimals (rms), {bytes_off:.1e} of the code"
     text += " bytes differ (ties of thresholds): six decimals hold, bit-exact does not. Theirs is not published"
     return Finding(PARTLY if agree else NOT_REPRODUCED, text, "Their source.", "medium")
 

@@ -255,7 +255,7 @@ def compare_peers(device: str, elements: int | None = None, repeats: int = 7) ->
         errors[peer.name] = nmse(peer.decode(codes[0]))
         calls[f"encode {peer.name}"] = rotating(peer.encode, inputs)
         calls[f"decode {peer.name}"] = rotating(peer.decode, codes)
-    samples, others = watched(calls, repeats, INNER[device])
+    samples, others = watched(calls, repeats, INNER[device], settle=1)
     rows = []
     for peer in found:
         theirs = rate_of(peer.name, peer.bits_per_element, 4, elements, samples, others)

@@ -94,11 +94,13 @@ class Rate:
 
 
 def time_calls(
-    calls: Mapping[str, Callable[[], Any]], repeats: int = 7, warmup: int = 1, inner: int = 1
+    calls: Mapping[str, Callable[[], Any]], repeats: int = 7, warmup: int = 1, inner: int = 1, settle: int = 0
 ) -> dict[str, list[float]]:
     """Seconds of each call, `repeats` times, the calls taken in turn; a sample is the mean of `inner` calls in a row.
 
-    CUDA work is waited for.
+    CUDA work is waited for. settle: calls before each sample that are not timed. Threads of an OpenMP pool spin for
+    milliseconds when their work is done; where libraries bring pools of their own, one would spin while another is
+    timed.
     """
     import torch
 
@@ -111,6 +113,8 @@ def time_calls(
     samples: dict[str, list[float]] = {name: [] for name in calls}
     for turn in range(warmup + repeats):
         for name, call in calls.items():
+            for _ in range(settle):
+                call()
             wait()
             start = time.perf_counter()
             for _ in range(inner):
@@ -121,7 +125,9 @@ def time_calls(
     return samples
 
 
-def watched(calls: Mapping[str, Callable[[], Any]], repeats: int, inner: int) -> tuple[dict[str, list[float]], Any]:
+def watched(
+    calls: Mapping[str, Callable[[], Any]], repeats: int, inner: int, settle: int = 0
+) -> tuple[dict[str, list[float]], Any]:
     """`time_calls`, and the share of the machine's cores that other processes used meanwhile (Linux; else None)."""
 
     def busy_s() -> float | None:
@@ -134,7 +140,7 @@ def watched(calls: Mapping[str, Callable[[], Any]], repeats: int, inner: int) ->
         return total_s - time.process_time()
 
     before_s, start = busy_s(), time.perf_counter()
-    samples = time_calls(calls, repeats, inner=inner)
+    samples = time_calls(calls, repeats, inner=inner, settle=settle)
     wall_s, after_s = time.perf_counter() - start, busy_s()
     if before_s is None or after_s is None:
         return samples, None

@@ -128,13 +128,6 @@ def overhead_target(claim: Claim, facts: Facts) -> Finding:
     return Finding(PARTLY if 1 + share <= target else NOT_REPRODUCED, text, "A step timed on a GPU.", "medium")
 
 
-def payload(claim: Claim, facts: Facts) -> Finding:
-    """Arithmetic: 64 MB of fp32 with a scale for each block."""
-    ratio = 32 / STORED
-    text = f"holds without scales only; with one fp32 scale for 128 elements it is {64 / ratio:.1f} MB, {ratio:.2f}x"
-    return Finding(PARTLY, text, "A code without scales.", "high", "32 / (b + 32/B)")
-
-
 def bit_exact(claim: Claim, facts: Facts) -> Finding:
     """Six decimals are measured; bit-exact would mean no difference at all."""
     decimals, bytes_off = facts(KERNELS, "parity/decimals"), facts(KERNELS, "parity/bytes-that-differ")
@@ -147,7 +140,6 @@ def bit_exact(claim: Claim, facts: Facts) -> Finding:
 RULES: dict[str, Rule] = {
     "S0-057": step_overhead,
     "S0-060": overhead_target,
-    "T-014": payload,
     "T-015": bit_exact,
     "S1-018": tuned_on_one_card,
     "S0-012": four_bit_momentum,

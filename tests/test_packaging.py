@@ -161,11 +161,11 @@ def installed(built: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
 PREAMBLE = """
 import sys
 sys.path.insert(0, {site!r})
-class Blocker:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {blocked!r}:
-            raise ModuleNotFoundError(f"{{name}} is blocked by the test", name=name)
-sys.meta_path.insert(0, Blocker())
+from importlib.machinery import PathFinder
+find = PathFinder.find_spec
+def find_unblocked(name, path=None, target=None):  # as if it were not installed: nothing is found
+    return None if name.split(".")[0] in {blocked!r} else find(name, path, target)
+PathFinder.find_spec = find_unblocked
 """
 
 

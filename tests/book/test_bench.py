@@ -232,7 +232,7 @@ def test_the_command_prints_what_it_records(
     monkeypatch.setattr(timing, "cache_bytes", lambda device: 1 << 18)
     watched = timing.watched
     for module in (timing, peers):
-        monkeypatch.setattr(module, "watched", lambda *given: (watched(*given)[0], others))
+        monkeypatch.setattr(module, "watched", lambda *given, **more: (watched(*given, **more)[0], others))
     few_peers(monkeypatch, *HERE)
     hide(monkeypatch, "bitsandbytes", "bitsandbytes.functional", "turboquant", "fast_hadamard_transform")
     bench.run("cpu", elements=1 << 16, repeats=2)

@@ -50,6 +50,14 @@ TENSORS = {
     **{f"shape/{kind}/ks-after": 0.02 for kind in ("gradient", "momentum", "activation")},
 }
 ROTATION = {"ks/spike/1-round": 0.34, "mismatch-penalty": 0.001}
+KERNELS = {
+    **dict(zip((f"step/report/{size}" for size in ("124m", "355m", "7b", "70b")), (3.5, 5.9, 10.8, 11.3), strict=True)),
+    "step/measured-share": 0.006,
+    "rate-for-1.2x": 66.0,
+    "round-trip": 1.8,
+    "parity/decimals": 6.8,
+    "parity/bytes-that-differ": 1e-6,
+}
 
 
 def put(root: Path, chapter: str, values: dict[str, Any], device: str = "cpu", n: int = 30) -> None:
@@ -61,10 +69,11 @@ def put(root: Path, chapter: str, values: dict[str, Any], device: str = "cpu", n
 
 def both(root: Path, n: int = 30, **changed: float) -> None:
     """Results that all rules can read; `changed` by the key with __ for / and _ for -."""
-    by_name = {re.sub("[/-]", "_", key): key for key in (*TENSORS, *ROTATION)}
+    by_name = {re.sub("[/.-]", "_", key): key for key in (*TENSORS, *ROTATION, *KERNELS)}
     moved = {by_name[name]: value for name, value in changed.items()}
     put(root, claims.TENSORS, {key: moved.get(key, value) for key, value in TENSORS.items()}, n=n)
     put(root, claims.ROTATION, {key: moved.get(key, value) for key, value in ROTATION.items()}, n=n)
+    put(root, claims.KERNELS, {key: moved.get(key, value) for key, value in KERNELS.items()}, n=n)
 
 
 def verdict(name: str) -> ledger.Verdict:
@@ -182,6 +191,15 @@ TURNS = [
     ("T-002", {}, "partly"),
     ("T-002", {"reduction_against_uniform_per_block": 0.8}, "reproduced"),
     ("T-002", {"reduction_against_uniform_per_tensor": 0.5}, "not reproduced"),
+    ("S0-057", {}, "partly"),
+    ("S0-057", {f"step_report_{size}": 3.0 for size in ("124m", "355m", "7b", "70b")}, "reproduced"),
+    ("S0-057", {"step_report_124m": 5.0}, "not reproduced"),
+    ("S0-060", {}, "partly"),
+    ("S0-060", {"round_trip": 100.0}, "reproduced"),
+    ("S0-060", {"step_measured_share": 0.5}, "not reproduced"),
+    ("T-015", {}, "partly"),
+    ("T-015", {"parity_bytes_that_differ": 0.0}, "reproduced"),
+    ("T-015", {"parity_decimals": 4.0}, "not reproduced"),
 ]
 
 
@@ -190,8 +208,8 @@ def test_each_rule_follows_the_results(root: Path, name: str, changed: dict[str,
     both(root, **changed)
     found = verdict(name)
     assert found.verdict == wanted, found.condition
-    assert found.evidence[0].chapter == claims.TENSORS and found.evidence[0].view == "cpu:full"
-    assert found.confidence == "medium"
+    assert found.evidence[0].chapter in (claims.TENSORS, claims.KERNELS) and found.evidence[0].view == "cpu:full"
+    assert found.confidence == ("low" if name == "S0-057" else "medium")
 
 
 def test_every_rule_over_results_is_turned_above() -> None:
@@ -224,7 +242,7 @@ def test_a_chapter_that_exists_waits_for_its_gpu(root: Path) -> None:
     assert before.verdict == ledger.NOT_YET and "kernels, which is not written yet" in before.condition
     (root / "notebooks" / "kernels.ipynb").write_text("{}")
     assert verdict("T-013").verdict == ledger.NOT_MEASURED
-    assert verdict("S3-044").verdict == ledger.NOT_YET  # a CPU can decide that one; no rule does
+    assert verdict("S3-044").verdict == ledger.NOT_YET  # a CPU can decide that one; its chapter is not written
 
 
 @pytest.mark.parametrize("change", [{"verdict": "true"}, {"confidence": ""}, {"evidence": ()}, {"would_change": ""}])
@@ -252,7 +270,7 @@ def test_recording_lists_what_changed(root: Path) -> None:
     assert ledger.record(claims.verdicts()) == []
     both(root)
     assert {v.id: was for v, was in ledger.record(claims.verdicts())} == dict.fromkeys(
-        ("S0-012", "T-001", "T-002"), ledger.NOT_MEASURED
+        ("S0-012", "T-001", "T-002", "S0-057", "S0-060", "T-015"), ledger.NOT_MEASURED
     )
     first = ledger.snapshot()["changes"][0]
     assert (first["id"], first["from"], first["to"]) == ("S0-012", "not measured", "reproduced")

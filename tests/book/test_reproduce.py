@@ -85,7 +85,7 @@ def test_kills_and_what_follows_them(tmp_path: Path) -> None:
     run = start(root)  # the lock is free, the finished chapter and the first piece are not done again
     kernel = kernel_of(root, 2)
     run.send_signal(signal.SIGINT)
-    assert run.wait(timeout=20) == 130
+    assert run.wait(timeout=60) == 130
     assert not lives(kernel)
     log = (root / "log").read_text(encoding="utf-8")
     assert "good: unchanged since" in log and "slow: starts (broken off or failed before, 1 pieces kept" in log

@@ -36,6 +36,7 @@ _KINDS = {torch.float32: simd.FP32, torch.bfloat16: simd.BF16, torch.float16: si
 _SCALES = {"paper": 0, "mse": 1, "unbiased": 2, "norm": 3}
 _SAFE = np.float32(2.0**60)  # a sum of squares between 1/_SAFE and _SAFE needs no power of two before it
 _SMALL = 1 << 17  # elements below which waking other threads costs more than it saves
+_LARGE = 1 << 22  # bytes of output that no second cache holds: written past the caches, which need not read it then
 _PAD = simd.LANES  # floats between rows of a group, so that powers of two do not share one set of the cache
 
 # Numba keys its disk cache by the code of a function and what it closes over; with the hash of both files among that,
@@ -47,9 +48,9 @@ _STAMP = int(
 # places in the one array of int64 that a kernel is called with; addresses, counts, and two float64 (limit, factor)
 (
     _NEXT, _PIECES, _GROUPS, _X, _SIZE, _DIM, _PAYLOAD, _SCALE_AT, _BLOCKS, _SIGNS, _ROUNDS, _BLOCK, _TABLE, _ENTRIES,
-    _MULTIPLIERS, _TRIALS, _SCALE, _LIMIT, _FACTOR,
-) = range(19)  # fmt: skip
-_FIELDS = 19
+    _MULTIPLIERS, _TRIALS, _SCALE, _STREAM, _LIMIT, _FACTOR,
+) = range(20)  # fmt: skip
+_FIELDS = 20
 _SIGNATURE = types.void(types.CPointer(types.int64))
 _njit = numba.njit(error_model="numpy", fastmath={"contract", "nsz"})
 
@@ -382,7 +383,7 @@ def _encode_groups(first, last, given, kind, bits):
 @_njit
 def _decode_groups(first, last, given, kind, bits):
     """Decode groups first ... last - 1 as ``decode`` says."""
-    target, size, dim, payload = given[_X], given[_SIZE], given[_DIM], given[_PAYLOAD]
+    target, size, dim, payload, stream = given[_X], given[_SIZE], given[_DIM], given[_PAYLOAD], given[_STREAM]
     n_blocks, rounds, block = given[_BLOCKS], given[_ROUNDS], given[_BLOCK]
     scales = _array(given[_SCALE_AT], n_blocks, np.float32)
     signs = _array(given[_SIGNS], (rounds, block), np.float32)
@@ -397,7 +398,10 @@ def _decode_groups(first, last, given, kind, bits):
     z, words, masks_at = _address(group_blocks), _address(packed), _address(masks)
     spare_words, spare = _address(spare_payload), _address(spare_block)
     # undoes the growth of the unnormalised transforms; in the levels, as a tiny scale times it would be subnormal
-    table = levels * np.float32(float(block) ** (-0.5 * rounds))
+    table = np.empty(2 * levels.size, np.float32)
+    table[: levels.size] = levels * np.float32(float(block) ** (-0.5 * rounds))
+    entries, planes = table[: levels.size].view(np.uint8), table[levels.size :].view(np.uint8)
+    planes.reshape(4, levels.size)[:] = entries.reshape(levels.size, 4).T  # and once more byte by byte
     table_at = _address(table)
 
     per_row = (dim + block - 1) // block
@@ -413,7 +417,7 @@ def _decode_groups(first, last, given, kind, bits):
             _move_words(words, 0, spare_words, width, False)
         if rounds == 1:
             for c in range(tiles):
-                if block > 256:
+                if block > 256 and not stream:
                     simd.prefetch_1kb(target + (row * dim + column + 256 * c) * size, True)
                 simd.dequantize(words, 2 * block, c, table_at, z + 64 * c, pitch, bits, "HT")
         else:
@@ -441,6 +445,8 @@ def _decode_groups(first, last, given, kind, bits):
             column += block
             if column >= dim:
                 row, column = row + 1, 0
+    if stream:
+        simd.fence()
     _hold((masks, group_blocks, packed, spare_payload, spare_block, table))
 
 
@@ -581,7 +587,7 @@ def encode(
         [
             0, 0, 0, x_RD.data_ptr(), x_RD.element_size(), x_RD.shape[1], payload_NW.data_ptr(), scales.data_ptr(),
             scales.numel(), signs_RB.data_ptr(), *signs_RB.shape, tables.ctypes.data, tables.size,
-            multipliers.ctypes.data, multipliers.size, _SCALES[scale], 0, 0,
+            multipliers.ctypes.data, multipliers.size, _SCALES[scale], 0, 0, 0,
         ],
         np.int64,
     )  # fmt: skip
@@ -598,13 +604,16 @@ def decode(
     """Decode into ``out_RD`` [rows, dim] (contiguous; fp32, bf16, fp16), or add to it (fp32). All on the CPU."""
     scales = scale_N.float()
     levels = _decoder_table(bits, levels_L.numpy().tobytes())
+    kind, target = simd.ADD_FP32 if accumulate else _KINDS[out_RD.dtype], out_RD.data_ptr()
+    if not accumulate and out_RD.shape[0] == 1 and out_RD.nbytes >= _LARGE and target % 64 == 0:
+        kind += simd.STREAM
     given = np.array(
         [
-            0, 0, 0, out_RD.data_ptr(), out_RD.element_size(), out_RD.shape[1], payload_NW.data_ptr(),
-            scales.data_ptr(), scales.numel(), signs_RB.data_ptr(), *signs_RB.shape, levels.ctypes.data, levels.size,
-            0, 0, 0, 0, 0,
+            0, 0, 0, target, out_RD.element_size(), out_RD.shape[1], payload_NW.data_ptr(), scales.data_ptr(),
+            scales.numel(), signs_RB.data_ptr(), *signs_RB.shape, levels.ctypes.data, levels.size, 0, 0, 0,
+            kind >= simd.STREAM, 0, 0,
         ],
         np.int64,
     )  # fmt: skip
     given.view(np.float64)[_LIMIT] = torch.finfo(out_RD.dtype).max
-    _run(_kernel(False, simd.ADD_FP32 if accumulate else _KINDS[out_RD.dtype], bits), given, out_RD.numel())
+    _run(_kernel(False, kind, bits), given, out_RD.numel())

@@ -23,9 +23,10 @@ from numba.extending import intrinsic
 LANES = 16
 CHUNK = 8  # coordinates that one call quantizes: what 32 registers hold without spilling
 FP32, BF16, FP16, ADD_FP32 = range(4)  # element kinds of the input and output; the last adds to what is there
+STREAM = 4  # added to a kind: its output is aligned, and written past the caches
 PLANES = {1: (1,), 2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 7: (4, 2, 1), 8: (8,)}
 DEGREE = {1: 0, 2: 1, 3: 1, 4: 1, 5: 2, 6: 2, 7: 4, 8: 4}  # of the polynomial that guesses the index of a level
-SYMMETRIC = 7  # bits from which the decoder looks up magnitudes and sets the sign
+SYMMETRIC = 7  # bits from which the decoder looks up magnitudes and sets the sign; bytewise where permutes allow it
 _EXPONENT = (
     0x4B000000  # the bits of 2.0**23: added to a number below 2**22 it leaves the rounded integer in the low ones
 )
@@ -33,7 +34,9 @@ _EXPONENT = (
 _FLOAT, _INT, _SHORT, _BIT = ir.FloatType(), ir.IntType(32), ir.IntType(16), ir.IntType(1)
 _FLOATS, _INTS, _SHORTS = (ir.VectorType(t, LANES) for t in (_FLOAT, _INT, _SHORT))
 _HALVES, _BITS = ir.VectorType(ir.HalfType(), LANES), ir.VectorType(_BIT, LANES)
+_BYTES = ir.VectorType(ir.IntType(8), 4 * LANES)
 _SIZE = {FP32: 4, BF16: 2, FP16: 2, ADD_FP32: 4}
+_SIZE |= {STREAM + kind: _SIZE[kind] for kind in (FP32, BF16, FP16)}
 
 
 def table_size(entries: int) -> int:
@@ -42,7 +45,10 @@ def table_size(entries: int) -> int:
 
 
 def level_table_size(bits: int) -> int:
-    """Entries of the decoder's table: all levels, or from SYMMETRIC bits on the positive ones."""
+    """Entries of the decoder's table: all levels, or from SYMMETRIC bits on the positive ones.
+
+    Those follow a second time as four planes: the lowest bytes of all of them, the next, ...
+    """
     return table_size(1 << (bits - (bits >= SYMMETRIC)))
 
 
@@ -98,7 +104,8 @@ class _Code:
 
     def __init__(self, context, builder) -> None:
         self.b = builder
-        self.wide_permutes = "+avx512f" in context.codegen().magic_tuple()[2].split(",")
+        features = context.codegen().magic_tuple()[2].split(",")
+        self.wide_permutes, self.byte_permutes = "+avx512f" in features, "+avx512vbmi" in features
 
     def constant(self, value: int | float, type_: ir.Type = _FLOATS) -> ir.Constant:
         return ir.Constant(type_, [value] * LANES)
@@ -119,8 +126,12 @@ class _Code:
     def load(self, address: ir.Value, offset: int | ir.Value = 0, type_: ir.Type = _FLOATS) -> _Vector:
         return _Vector(self, self.read(address, offset, type_))
 
-    def store(self, vector: _Vector, address: ir.Value, offset: int | ir.Value = 0) -> None:
-        self.b.store(vector.value, self.at(address, offset, vector.value.type), align=1)
+    def store(
+        self, vector: _Vector, address: ir.Value, offset: int | ir.Value = 0, align: int = 1, stream: bool = False
+    ) -> None:
+        stored = self.b.store(vector.value, self.at(address, offset, vector.value.type), align=align)
+        if stream:
+            stored.set_metadata("nontemporal", self.b.module.add_metadata([ir.Constant(_INT, 1)]))
 
     def splat(self, scalar: ir.Value) -> _Vector:
         vector_type = ir.VectorType(scalar.type, LANES)
@@ -143,6 +154,13 @@ class _Code:
     def shuffle(self, a: _Vector, b: _Vector, lanes: list[int]) -> _Vector:
         return _Vector(self, self.b.shuffle_vector(a.value, b.value, ir.Constant(_INTS, lanes)))
 
+    def shuffle_bytes(self, a: _Vector, b: _Vector, bytes_of_lane: list[int]) -> _Vector:
+        """In every lane the bytes named: 0-3 are the lane's own of a (lowest first), 4-7 of b."""
+        places = [4 * lane + (k if k < 4 else k - 4 + 4 * LANES) for lane in range(LANES) for k in bytes_of_lane]
+        a, b = (self.b.bitcast(v.value, _BYTES) for v in (a, b))
+        found = self.b.shuffle_vector(a, b, ir.Constant(ir.VectorType(_INT, len(places)), places))
+        return _Vector(self, self.b.bitcast(found, _INTS))
+
     def add_to(self, sums: ir.Value, first: _Vector, second: _Vector, offset: int = 0) -> None:
         self.store(self.load(sums, offset) + first, sums, offset)
         self.store(self.load(sums, offset + 64) + second, sums, offset + 64)
@@ -156,18 +174,19 @@ class _Code:
         return self.load(address, offset)
 
     def store_from_fp32(self, kind: int, v: _Vector, address: ir.Value, offset: int | ir.Value) -> None:
+        align, stream = (LANES * _SIZE[kind], True) if kind >= STREAM else (1, False)
+        kind %= STREAM
         if kind == ADD_FP32:
-            self.store(self.load(address, offset) + v, address, offset)
+            v = self.load(address, offset) + v
         elif kind == BF16:  # round to nearest, ties to even; NaN stays NaN
             bits = v.ints()
             rounded = (bits + ((bits >> 16) & 1) + 0x7FFF) >> 16
             nan = self.b.fcmp_unordered("uno", v.value, v.value)
             rounded = self.select(nan, self.vector(0x7FC0, _INTS), rounded)
-            self.store(_Vector(self, self.b.trunc(rounded.value, _SHORTS)), address, offset)
+            v = _Vector(self, self.b.trunc(rounded.value, _SHORTS))
         elif kind == FP16:
-            self.store(_Vector(self, self.b.fptrunc(v.value, _HALVES)), address, offset)
-        else:
-            self.store(v, address, offset)
+            v = _Vector(self, self.b.fptrunc(v.value, _HALVES))
+        self.store(v, address, offset, align, stream)
 
     def minus_one(self) -> _Vector | None:
         """-1.0, hidden from the optimiser, so that a - b = fma(b, -1, a) stays in the multiplier's pipes.
@@ -262,7 +281,8 @@ class _Table:
 
 
 _KIND_OF = {types.float32: FP32, types.uint16: BF16, types.int16: FP16, types.float64: ADD_FP32}
-KIND_TAGS = {FP32: np.float32(0), BF16: np.uint16(0), FP16: np.int16(0), ADD_FP32: np.float64(0)}
+_KIND_OF |= {types.int32: STREAM + FP32, types.uint8: STREAM + BF16, types.int8: STREAM + FP16}
+KIND_TAGS = {kind: getattr(np, type_.name)(0) for type_, kind in _KIND_OF.items()}
 
 
 def _static(type_):
@@ -321,6 +341,12 @@ def copy_bytes(code, target, source, count):
 def zero_bytes(code, target, count):
     """memset with 0."""
     cgutils.memset(code.b, code.b.inttoptr(target, ir.IntType(8).as_pointer()), count, 0)
+
+
+@_codelet()
+def fence(code):
+    """Waits for the writes past the caches, which no other order binds."""
+    code.b.fence("seq_cst")
 
 
 @intrinsic
@@ -518,27 +544,10 @@ def quantize(code, z, pitch, unit, tables, sums, words, plane, coordinate, bits)
             code.store(value, address, 64 * at)
 
 
-def _level(code, table, index, bits):
-    """The level of an index. From 7 bits on by the magnitude of its mirror image: half the table, half the look-up."""
-    if bits < SYMMETRIC:
-        return table[index]
-    below = code.b.icmp_unsigned("==", (index & (1 << (bits - 1))).value, code.constant(0, _INTS))
-    level = table[code.select(below, index ^ 0xFFFFFFFF, index)].ints()
-    return code.select(below, level ^ 0x80000000, level).floats()
-
-
-@_codelet("bits", "steps")
-def dequantize(code, words, plane, tile, levels, z, pitch, bits, steps):
-    """Levels of 16 coordinates of 16 blocks, from ``tile`` * 16 on, from packed words into z, then ``steps``."""
-    table = _Table(code, levels, level_table_size(bits))
-    parts = []
-    for first, width in _planes(bits):
-        address, shift = _word(code, words, plane, first, width, code.times(tile, LANES))
-        v = [code.load(address, 64 * i, _INTS) for i in range(max(1, LANES * width // 32))]
-        if LANES * width < 32:
-            v = [_Vector(code, code.b.lshr(x.value, shift.value)) for x in v]
-        parts.append(v)
-    levels_of = []
+def _levels(code, table_at, parts, bits):
+    """Levels of 16 coordinates from the words of their planes; one look-up for each."""
+    size = level_table_size(bits)
+    table, levels = _Table(code, table_at, size), []
     for r in range(LANES):
         index = None
         for (first, width), v in zip(_planes(bits), parts, strict=True):
@@ -546,8 +555,79 @@ def dequantize(code, words, plane, tile, levels, z, pitch, bits, steps):
             if first + width < bits:  # bits above the last plane's are ignored by the look-up
                 part = part & ((1 << width) - 1)
             index = part if index is None else index | (part << first)
-        levels_of.append(_level(code, table, index, bits))
-    for r, x in enumerate(_steps(code, levels_of, None, steps)):
+        if bits < SYMMETRIC:
+            levels.append(table[index])
+            continue
+        # by the magnitude of the mirror image: half the table, half the look-up
+        below = code.b.icmp_unsigned("==", (index & (1 << (bits - 1))).value, code.constant(0, _INTS))
+        level = table[code.select(below, index ^ 0xFFFFFFFF, index)].ints()
+        levels.append(code.select(below, level ^ 0x80000000, level).floats())
+    return levels
+
+
+def _four_indices(code, parts, bits):
+    """The indices of 16 coordinates as the bytes of four vectors: [(vector, the coordinates of a lane's four bytes)].
+
+    With 8 bits they lie so already; with 7 the planes of 4, 2 and 1 bits meet byte by byte.
+    """
+    if bits == 8:
+        return [(v, [4 * i + k for k in range(4)]) for i, v in enumerate(parts[0])]
+    (low, high), (pairs,), (single,) = parts
+    even, odd = (code.shuffle_bytes(low, high, [k, k + 2, k + 4, k + 6]) for k in range(2))
+    spread = code.shuffle_bytes(single, single >> 4, [0, 4, 1, 5])
+    found = []
+    for j in range(4):  # coordinates j, j + 4, j + 8, j + 12
+        nibble = (odd if j >= 2 else even) >> 4 * (j % 2)
+        two = pairs << 4 - 2 * j if j < 3 else pairs >> 2
+        index = nibble & 0x0F0F0F0F | two & 0x30303030 | (spread << 6 - j) & 0x40404040
+        found.append((index, [j + 4 * k for k in range(4)]))
+    return found
+
+
+def _levels_bytewise(code, table_at, parts, bits):
+    """What ``_levels`` finds, 64 at a time: each byte of a level by one permute of what holds its plane."""
+    size, b = level_table_size(bits), code.b
+    tables = [
+        [b.bitcast(code.read(table_at, 4 * size + at, _INTS), _BYTES) for at in range(p * size, (p + 1) * size, 64)]
+        for p in range(4)
+    ]
+    name = {64: "permvar", 128: "vpermi2var"}[size]  # which ignore the higher bits of an index
+    look_up = cgutils.get_or_insert_function(
+        b.module, ir.FunctionType(_BYTES, [_BYTES] * (1 + size // 64)), f"llvm.x86.avx512.{name}.qi.512"
+    )
+    zeros, ones, top = (ir.Constant(_BYTES, [value] * 64) for value in (0, 255, 1 << (bits - 1)))
+    levels: list[_Vector | None] = [None] * LANES
+    for index, coordinates in _four_indices(code, parts, bits):
+        flat = b.bitcast(index.value, _BYTES)
+        below = b.icmp_unsigned("==", b.and_(flat, top), zeros)
+        mirrored = b.select(below, b.xor(flat, ones), flat)
+        found = [
+            _Vector(code, b.bitcast(b.call(look_up, [registers[0], mirrored, *registers[1:]]), _INTS))
+            for registers in tables
+        ]
+        sign = (index ^ 0xFFFFFFFF) << (8 - bits)
+        found[3] = found[3] | sign & 0x80808080
+        # four bytes of a level side by side: words of two planes, then both words
+        pairs = [[code.shuffle_bytes(found[p], found[p + 1], [k, k + 4, k + 1, k + 5]) for p in (0, 2)] for k in (0, 2)]
+        for (lower, upper), k in zip(pairs, (0, 2), strict=True):
+            for half in range(2):
+                level = code.shuffle_bytes(lower, upper, [2 * half, 2 * half + 1, 2 * half + 4, 2 * half + 5])
+                levels[coordinates[k + half]] = level.floats()
+    return levels
+
+
+@_codelet("bits", "steps")
+def dequantize(code, words, plane, tile, levels, z, pitch, bits, steps):
+    """Levels of 16 coordinates of 16 blocks, from ``tile`` * 16 on, from packed words into z, then ``steps``."""
+    parts = []
+    for first, width in _planes(bits):
+        address, shift = _word(code, words, plane, first, width, code.times(tile, LANES))
+        v = [code.load(address, 64 * i, _INTS) for i in range(max(1, LANES * width // 32))]
+        if LANES * width < 32:
+            v = [_Vector(code, code.b.lshr(x.value, shift.value)) for x in v]
+        parts.append(v)
+    look_up = _levels_bytewise if code.byte_permutes and bits >= SYMMETRIC else _levels
+    for r, x in enumerate(_steps(code, look_up(code, levels, parts, bits), None, steps)):
         code.store(x, z, code.times(pitch, r))
 
 

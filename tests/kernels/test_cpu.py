@@ -175,6 +175,22 @@ def test_nothing_beyond_the_ends_is_read_or_written(n, dtype):
     assert guarded[:2048].isnan().all() and guarded[2048 + n :].isnan().all() and x.isfinite().all()
 
 
+@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_large_outputs_written_past_the_caches_are_the_same(block, dtype):
+    n = cpu._LARGE // dtype.itemsize + 77
+    for bits in (3, 7):
+        codec = Codec(bits, block, rounds=1 + bits % 3)
+        code = codec.encode(gaussian(n).to(dtype))
+        guarded = torch.full((n + 2048,), math.nan, dtype=dtype)
+        start = -guarded.data_ptr() % 64 // dtype.itemsize
+        aligned, skewed = guarded[start : start + n], torch.empty(n + 1, dtype=dtype)[1:]
+        assert aligned.data_ptr() % 64 == 0 and skewed.data_ptr() % 64 != 0
+        codec.decode(code, out=aligned, impl="cpu")
+        assert torch.equal(aligned, codec.decode(code, out=skewed, impl="cpu"))
+        assert guarded[:start].isnan().all() and guarded[start + n :].isnan().all()
+
+
 def test_a_block_depends_on_nothing_but_itself():
     """Also where a neighbour in the group of 16 overflows, vanishes or is not finite."""
     codec, x = Codec(4, 64, search=3, nonfinite="propagate"), gaussian(64 * 40).view(40, 64)

@@ -51,10 +51,13 @@ def _kernel(impl: str) -> ModuleType | str:
     package = {"cpu": "numba", "triton": "triton"}[impl]
     if find_spec(package) is None:
         return f"{package} is not installed (pip install 'tq-book[kernels]')"
-    if impl == "cpu":
-        from tq.kernels import cpu as module
-    else:
-        from tq.kernels import gpu as module
+    try:
+        if impl == "cpu":
+            from tq.kernels import cpu as module
+        else:
+            from tq.kernels import gpu as module
+    except ImportError as error:  # installed, but not for this machine or this version of what it needs
+        return f"{package} cannot be imported here ({error})"
     return module
 
 

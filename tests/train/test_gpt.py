@@ -151,7 +151,15 @@ def test_counts_agree_with_the_model(config: GPTConfig):
 
 def test_presets_have_the_size_that_they_are_named_by():
     sizes = {name: config.num_parameters / 1e6 for name, config in PRESETS.items()}
-    expected = {"tiny": 0.43, "1m": 1.02, "8m": 7.94, "gpt2-124m": 123.55, "gpt2-355m": 353.5}
+    expected = {
+        "tiny": 0.43,
+        "1m": 1.02,
+        "5m": 4.79,
+        "8m": 7.94,
+        "gpt2-124m": 123.55,
+        "gpt2-355m": 353.5,
+        "gpt3-1.3b": 1311,
+    }
     assert sizes == pytest.approx(expected, rel=0.01)
 
 

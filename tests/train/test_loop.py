@@ -35,7 +35,7 @@ def through_a_file(state: dict) -> dict:
     return torch.load(buffer, weights_only=True)
 
 
-@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("stop", [0, 2, 7, 12])
 def test_stop_and_resume_gives_the_same_bits(corpus: Corpus, stop: int, autocast: torch.dtype | None):
     config = replace(RUN, autocast=autocast)
@@ -152,7 +152,7 @@ def test_a_state_of_another_run_is_refused(corpus: Corpus):
         other.load_state_dict(state)
     with pytest.raises(ValueError, match="corpus.sha256"):
         trainer(replace(corpus, sha256="another")).load_state_dict(state)
-    with pytest.raises(ValueError, match=r"missing \['format', 'losses', 'run'\]"):
+    with pytest.raises(ValueError, match=r"missing \['format', 'losses', 'run', 'scaler', 'skipped'\]"):
         trainer(corpus).load_state_dict({"model": {}, "optimizer": {}})
     with pytest.raises(ValueError, match="format 99"):
         trainer(corpus).load_state_dict({**state, "format": 99})
@@ -184,7 +184,9 @@ def test_missing_tqdm_names_the_extra(corpus: Corpus, monkeypatch: pytest.Monkey
         ({"eps": 0.0}, "eps"),
         ({"weight_decay": -1.0}, "weight_decay"),
         ({"grad_clip": 0.0}, "grad_clip"),
-        ({"autocast": torch.float16}, "needs scaling"),
+        ({"autocast": torch.float64}, "autocast"),
+        ({"accumulate": 3}, "accumulate must divide batch=4"),
+        ({"accumulate": 0}, "accumulate"),
     ],
 )
 def test_a_bad_configuration_is_refused(change: dict, message: str):
@@ -201,3 +203,49 @@ def test_a_model_that_does_not_fit_is_refused(corpus: Corpus):
         trainer(corpus).train(13, progress=False)
     with pytest.raises(ValueError, match="batches must be positive"):
         trainer(corpus).evaluate(0)
+
+
+def test_accumulated_micro_batches_give_the_gradient_of_the_batch(corpus: Corpus):
+    whole, parts = trainer(corpus), trainer(corpus, replace(RUN, accumulate=4))
+    for run in (whole, parts):
+        run.train(4, progress=False)
+    assert parts.losses == pytest.approx(whole.losses, abs=1e-5) and parts.losses != whole.losses
+    for a, b in zip(whole.model.parameters(), parts.model.parameters(), strict=True):
+        assert torch.allclose(a, b, atol=1e-4)
+
+
+def test_an_overflowing_float16_gradient_is_skipped_and_the_scale_halved(corpus: Corpus):
+    run = trainer(corpus, replace(RUN, autocast=torch.float16))
+    run.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**22)
+    before = [p.clone() for p in run.model.parameters()]
+    run.step()
+    assert run.skipped == 1 and run.scaler.get_scale() == 2.0**21 and not run.optimizer.state
+    assert all(torch.equal(a, b) for a, b in zip(before, run.model.parameters(), strict=True))
+    run.train(progress=False)
+    assert 1 <= run.skipped < run.steps_done == 12 and run.losses[-1] < run.losses[0]
+    fresh = trainer(corpus, run.config)
+    fresh.load_state_dict(through_a_file(run.state_dict()))
+    assert fresh.skipped == run.skipped and fresh.scaler.get_scale() == run.scaler.get_scale()
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # from inside torch
+def test_a_compiled_run_learns_as_the_eager_one(corpus: Corpus):
+    torch._dynamo.reset()
+    eager, compiled = trainer(corpus), trainer(corpus, replace(RUN, compile=True, steps=12))
+    for run in (eager, compiled):
+        run.train(3, progress=False)
+    assert compiled.losses == pytest.approx(eager.losses, abs=1e-4)
+    assert [*compiled.state_dict()["model"]] == [*eager.state_dict()["model"]]  # no names of the wrapper
+
+
+def test_a_truncated_checkpoint_is_refused_and_nothing_changes(corpus: Corpus, tmp_path: Path):
+    run = trainer(corpus)
+    run.train(2, progress=False)
+    run.save(tmp_path / "run.pt")
+    content = (tmp_path / "run.pt").read_bytes()
+    for kept in (0, 10, len(content) // 2, len(content) - 1):
+        (tmp_path / "cut.pt").write_bytes(content[:kept])
+        with pytest.raises(ValueError, match=f"no whole checkpoint .{kept} bytes"):
+            run.load(tmp_path / "cut.pt")
+    assert run.steps_done == 2
+    run.load(tmp_path / "run.pt")

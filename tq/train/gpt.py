@@ -104,13 +104,16 @@ class GPTConfig:
         return 6 * (self.num_parameters - lookup) + 12 * self.layers * self.hidden * length
 
 
-# The two GPT-2 shapes follow Radford et al. 2019 with the vocabulary padded from 50257 to a multiple of 128.
+# The GPT-2 shapes follow Radford et al. 2019, the largest Brown et al. 2020 ("XL"), with the vocabulary padded from
+# 50257 to a multiple of 128.
 PRESETS = {
     "tiny": GPTConfig(layers=2, hidden=128, heads=4, vocab=256, seq=128),
     "1m": GPTConfig(layers=5, hidden=128, heads=4, vocab=256, seq=128),
+    "5m": GPTConfig(layers=6, hidden=256, heads=4, vocab=256, seq=128),
     "8m": GPTConfig(layers=10, hidden=256, heads=4, vocab=256, seq=256),
     "gpt2-124m": GPTConfig(layers=12, hidden=768, heads=12, vocab=50304, seq=1024),
     "gpt2-355m": GPTConfig(layers=24, hidden=1024, heads=16, vocab=50304, seq=1024),
+    "gpt3-1.3b": GPTConfig(layers=24, hidden=2048, heads=16, vocab=50304, seq=1024),
 }
 
 

@@ -1,7 +1,7 @@
 """Training loop on one device: cosine schedule, AdamW with decay on matrices only, exact stop and resume.
 
-Refused for now: float16 (it needs loss scaling), gradient accumulation, several workers. A step whose loss or
-gradient is not finite raises before anything is updated.
+A step whose loss or gradient is not finite raises before anything is updated; under float16 an overflowing gradient
+is skipped instead and the loss scale halved, as loss scaling does. Several workers: ``tq.train.workers``.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import math
 import os
+import pickle
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,7 +22,8 @@ from torch.optim import Optimizer
 from tq.train.corpus import Corpus
 from tq.train.gpt import GPT
 
-FORMAT = 1  # of Trainer.state_dict
+FORMAT = 2  # of Trainer.state_dict
+AUTOCAST = (None, torch.bfloat16, torch.float16)
 EVALUATION_SEED = 0  # the same held-out windows for every run: losses of different seeds are comparable
 
 
@@ -32,13 +34,15 @@ class TrainConfig:
     Arguments:
         steps: length of the run, which is also the length of the schedule.
         batch: sequences a step.
+        accumulate: micro-batches that a step's batch is cut into; their gradients are added up. Divides ``batch``.
         seq: positions a sequence; None means the model's longest.
         lr: peak learning rate, reached after ``warmup`` steps of linear rise, then a cosine down to ``final_lr * lr``.
         warmup: None means a tenth of the steps.
         betas, eps, weight_decay: of AdamW; decay acts on matrices only.
         grad_clip: largest global norm of the gradient; None does not clip.
         seed: of the data order (the model has its own).
-        autocast: torch.bfloat16, or None for plain float32.
+        autocast: torch.bfloat16; torch.float16, with a loss scale that adapts; or None for plain float32.
+        compile: run the model through ``torch.compile``.
     """
 
     steps: int
@@ -53,12 +57,16 @@ class TrainConfig:
     grad_clip: float | None = 1.0
     seed: int = 0
     autocast: torch.dtype | None = None
+    accumulate: int = 1
+    compile: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch", "seq"):
+        for name in ("steps", "batch", "seq", "accumulate"):
             value = getattr(self, name)
             if not (name == "seq" and value is None) and (not isinstance(value, int) or value < 1):
                 raise ValueError(f"{name} must be a positive integer, got {value!r}")
+        if self.batch % self.accumulate:
+            raise ValueError(f"accumulate must divide batch={self.batch}, got {self.accumulate}")
         if self.warmup is not None and (not isinstance(self.warmup, int) or not 0 <= self.warmup <= self.steps):
             raise ValueError(f"warmup must be between 0 and steps={self.steps}, got {self.warmup!r}")
         if not (self.lr > 0 and math.isfinite(self.lr)):
@@ -73,8 +81,8 @@ class TrainConfig:
             raise ValueError(f"weight_decay must not be negative, got {self.weight_decay!r}")
         if self.grad_clip is not None and not self.grad_clip > 0:
             raise ValueError(f"grad_clip must be positive or None, got {self.grad_clip!r}")
-        if self.autocast not in (None, torch.bfloat16):
-            raise ValueError(f"autocast must be torch.bfloat16 or None (float16 needs scaling), got {self.autocast!r}")
+        if self.autocast not in AUTOCAST:
+            raise ValueError(f"autocast must be torch.bfloat16, torch.float16 or None, got {self.autocast!r}")
 
     @property
     def warmup_steps(self) -> int:
@@ -112,7 +120,8 @@ class Trainer:
         optimizer: makes the optimizer from parameter groups; None means ``torch.optim.AdamW``. The schedule sets the
             groups' "lr" before every step.
 
-    ``losses`` holds the training loss of every finished step, in nats per token.
+    ``losses`` holds the training loss of every finished step, in nats per token; ``skipped`` counts the steps whose
+    float16 gradient overflowed, which changed nothing but the loss scale.
     """
 
     def __init__(
@@ -135,7 +144,10 @@ class Trainer:
             self.optimizer: Optimizer = torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps)
         else:
             self.optimizer = optimizer(groups)
+        self.forward: Callable[..., Any] = torch.compile(self.model) if config.compile else self.model
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.autocast == torch.float16)
         self.losses: list[float] = []
+        self.skipped = 0
 
     @property
     def steps_done(self) -> int:
@@ -147,26 +159,48 @@ class Trainer:
 
     def loss(self, step: int, split: str = "train", seed: int | None = None) -> Tensor:
         """Loss (with its graph) on the batch of ``step``, under the run's autocast."""
-        ids, targets = self.corpus.batch(
-            step, self.config.batch, self.seq, self.config.seed if seed is None else seed, split, self.device
-        )
+        return self._loss_of(self.forward, *self._batch(step, split, seed))
+
+    def _batch(self, step: int, split: str = "train", seed: int | None = None) -> tuple[Tensor, Tensor]:
+        chosen = self.config.seed if seed is None else seed
+        return self.corpus.batch(step, self.config.batch, self.seq, chosen, split, self.device)
+
+    def _loss_of(self, forward: Callable[..., Any], ids: Tensor, targets: Tensor) -> Tensor:
         autocast = self.config.autocast
         with torch.autocast(self.device.type, dtype=autocast, enabled=autocast is not None):
-            return self.model(ids, targets)[1]
+            return forward(ids, targets)[1]
+
+    def _backward(self, forward: Callable[..., Any], ids: Tensor, targets: Tensor) -> float:
+        """Adds the gradient of the mean loss, times the loss scale, to the parameters'; returns that loss."""
+        parts = self.config.accumulate
+        total = torch.zeros((), device=self.device)
+        for share, wanted in zip(ids.chunk(parts), targets.chunk(parts), strict=True):
+            loss = self._loss_of(forward, share, wanted) / parts
+            self.scaler.scale(loss).backward()
+            total += loss.detach()
+        return total.item()
+
+    def _finite_norm(self, model: nn.Module, loss: float) -> bool:
+        """Clips; False where a float16 gradient overflowed. Anything else that is not finite raises."""
+        limit = math.inf if self.config.grad_clip is None else self.config.grad_clip
+        norm = nn.utils.clip_grad_norm_(model.parameters(), limit).item()
+        if math.isfinite(loss) and (math.isfinite(norm) or self.scaler.is_enabled()):
+            return math.isfinite(norm)
+        raise FloatingPointError(f"step {self.steps_done}: loss {loss}, gradient norm {norm}")
+
+    def _schedule(self, optimizer: Optimizer) -> None:
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(self.steps_done, self.config)
 
     def step(self) -> float:
         """One update; returns the loss before it. A non-finite loss or gradient raises, with no state changed."""
         self.optimizer.zero_grad(set_to_none=True)
-        loss = self.loss(self.steps_done)
-        loss.backward()
-        limit = math.inf if self.config.grad_clip is None else self.config.grad_clip
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), limit)
-        value = loss.item()
-        if not (math.isfinite(value) and math.isfinite(norm.item())):
-            raise FloatingPointError(f"step {self.steps_done}: loss {value}, gradient norm {norm.item()}")
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(self.steps_done, self.config)
-        self.optimizer.step()
+        value = self._backward(self.forward, *self._batch(self.steps_done))
+        self.scaler.unscale_(self.optimizer)
+        self.skipped += not self._finite_norm(self.model, value)
+        self._schedule(self.optimizer)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
         self.losses.append(value)
         return value
 
@@ -218,12 +252,14 @@ class Trainer:
             "run": self._run(),
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
+            "scaler": self.scaler.state_dict(),
+            "skipped": self.skipped,
             "losses": torch.tensor(self.losses, dtype=torch.float64),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue another trainer's run. Another configuration, model shape or corpus raises ``ValueError``."""
-        missing = {"format", "run", "model", "optimizer", "losses"} - set(state)
+        missing = {"format", "run", "model", "optimizer", "scaler", "skipped", "losses"} - set(state)
         if missing or state["format"] != FORMAT:
             found = f"missing {sorted(missing)}" if missing else f"format {state['format']!r}"
             raise ValueError(f"not a trainer state of format {FORMAT}: {found}")
@@ -234,6 +270,9 @@ class Trainer:
             raise ValueError(f"state of another run ({detail})")
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
+        if self.scaler.is_enabled():
+            self.scaler.load_state_dict(state["scaler"])
+        self.skipped = state["skipped"]
         self.losses = state["losses"].tolist()
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -245,8 +284,13 @@ class Trainer:
         part.replace(target)
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """``load_state_dict`` from a file; nothing in it is executed."""
-        self.load_state_dict(torch.load(io.BytesIO(Path(path).read_bytes()), map_location="cpu", weights_only=True))
+        """``load_state_dict`` from a file; nothing in it is executed. A damaged file raises ``ValueError``."""
+        content = io.BytesIO(Path(path).read_bytes())
+        try:
+            state = torch.load(content, map_location="cpu", weights_only=True)
+        except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
+            raise ValueError(f"{path} is no whole checkpoint ({content.getbuffer().nbytes} bytes): {error}") from error
+        self.load_state_dict(state)
 
     def _run(self) -> dict[str, Any]:
         """What must agree for a state to continue here, as numbers and strings."""

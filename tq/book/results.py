@@ -17,7 +17,7 @@ import math
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -238,6 +238,14 @@ class Chapter:
             ) from error
         paths.write_bytes(target, buffer.getvalue())
         return value
+
+    def outcomes(
+        self, function: Callable[..., Any], tasks: Sequence[dict[str, Any]], jobs: int | None = None
+    ) -> list[Any]:
+        """``function(task, device=...)`` of every task, kept as ``tq.book.tasks`` says: longer than pieces."""
+        from tq.book import tasks as kept
+
+        return kept.outcomes(function, tasks, kept.folder(self.name, self.device, self.profile), self.device, jobs)
 
 
 def chapter(

@@ -256,3 +256,16 @@ def source_hash(notebook: Path | str, device: str | None = None) -> str:
         content = hashlib.sha256(path.read_bytes()).hexdigest()
         digest.update(f"\n{path.relative_to(root).as_posix()} {content}".encode())
     return digest.hexdigest()
+
+
+def module_hash(module: str, device: str | None = None) -> str:
+    """SHA-256 over a module of ``tq`` and everything that it imports from the project; device: as ``source_hash``."""
+    root, reached = paths.root(), _Dependencies(paths.root())
+    reached.module(module)
+    for kernel in ELSEWHERE.get(device or "", ()):
+        reached.files.discard(root / "kernels" / f"{kernel}.py")
+    digest = hashlib.sha256(module.encode())
+    for path in sorted(reached.files):
+        content = hashlib.sha256(path.read_bytes()).hexdigest()
+        digest.update(f"\n{path.relative_to(root).as_posix()} {content}".encode())
+    return digest.hexdigest()

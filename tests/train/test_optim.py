@@ -1,0 +1,398 @@
+"""Laws of the optimizer: AdamW where nothing is compressed, agreement of replicas, exact resume, nothing half done."""
+
+from __future__ import annotations
+
+import io
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from tq.quant.codec import Codec
+from tq.train.collectives import Mean, chunk_numel, simulate
+from tq.train.corpus import Corpus, load
+from tq.train.gpt import GPT, GPTConfig
+from tq.train.loop import TrainConfig, Trainer
+from tq.train.optim import TurboQuantAdamW, denoised, simulate_ranks, step_together
+from tq.train.rules import RULES, Bucket, rival, send_low_rank
+from tq.train.workers import Workers
+
+MODEL = GPTConfig(layers=2, hidden=32, heads=2, vocab=256, seq=32)
+RUN = TrainConfig(steps=12, batch=4, warmup=3, lr=3e-3, grad_clip=None)
+RIVALS = {"bf16": 0.0, "powersgd": 2, "top-k": 0.1}
+EVERY = [*RULES, *RIVALS]
+
+
+@pytest.fixture(scope="module")
+def corpus() -> Corpus:
+    return load(max_bytes=400_000)
+
+
+def rule(name):
+    return name if name in RULES else rival(name, RIVALS[name])
+
+
+def workers(corpus, name, count=2, config=RUN, seed=0, **settings):
+    options = {"warmup": 3, "v_every": 4, "max_norm": 1.0, **settings}
+    return Workers(
+        GPT(MODEL, seed), corpus, config, count, lambda g: TurboQuantAdamW(g, variant=rule(name), **options)
+    )  # fmt: skip
+
+
+def through_a_file(state):
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=True)
+
+
+def same(a, b):
+    return all(torch.equal(x, y) for x, y in zip(a.parameters(), b.parameters(), strict=True))
+
+
+def layers(dtype=torch.float32):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(40, 30), nn.Linear(30, 20, bias=False)).to(dtype)
+
+
+def train_layers(model, optimizer, steps=20, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    dtype = next(model.parameters()).dtype
+    for _ in range(steps):
+        optimizer.zero_grad()
+        x = torch.randn(16, 40, generator=generator).to(dtype)
+        model(x).float().sub(x[:, :20].float()).square().mean().backward()
+        optimizer.step()
+    return model
+
+
+def test_exact_is_adamw_bit_for_bit_with_groups_and_schedule():
+    ours, theirs = layers(), layers()
+    made = []
+    for model, kind in ((ours, TurboQuantAdamW), (theirs, torch.optim.AdamW)):
+        extra = {"variant": "exact"} if kind is TurboQuantAdamW else {}
+        groups = [{"params": model[0].parameters(), "weight_decay": 0.1}, {"params": model[1].parameters(), "lr": 1e-2}]
+        optimizer = kind(groups, lr=3e-3, betas=(0.8, 0.99), eps=1e-6, **extra)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+        for seed in range(4):
+            train_layers(model, optimizer, 3, seed)
+            schedule.step()
+        made.append(optimizer)
+    assert same(ours, theirs)
+    for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+        m, v = made[0].moments(p)
+        assert torch.equal(m, made[1].state[q]["exp_avg"]) and torch.equal(v, made[1].state[q]["exp_avg_sq"])
+
+
+@pytest.mark.parametrize("bucket", (1, 1000, 1 << 24))
+def test_buckets_do_not_matter_when_exact(bucket):
+    first = train_layers(model := layers(), TurboQuantAdamW(model.parameters(), variant="exact"))
+    second = train_layers(
+        model := layers(), TurboQuantAdamW(model.parameters(), variant="exact", bucket_elements=bucket)
+    )
+    assert same(first, second)
+
+
+def test_a_parameter_without_gradient_is_left_alone():
+    models = [layers(), layers()]
+    for model, kind in zip(models, (TurboQuantAdamW, torch.optim.AdamW), strict=True):
+        optimizer = kind(model.parameters(), lr=1e-2, **({"variant": "exact"} if kind is TurboQuantAdamW else {}))
+        for frozen in (False, True, True):
+            model[1].weight.requires_grad_(not frozen)
+            train_layers(model, optimizer, 2)
+            if frozen:
+                assert model[1].weight.grad is None
+    assert same(*models)
+
+
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16, torch.float64))
+def test_weights_of_every_dtype(dtype):
+    model = layers(dtype)
+    before = [p.clone() for p in model.parameters()]
+    train_layers(model, TurboQuantAdamW(model.parameters(), lr=1e-2), 5)
+    for p, q in zip(model.parameters(), before, strict=True):
+        assert p.dtype == dtype and p.isfinite().all() and not torch.equal(p, q)
+
+
+def test_closure_and_added_groups():
+    model = layers()
+    optimizer = TurboQuantAdamW(model[0].parameters(), lr=1e-2)
+    optimizer.add_param_group({"params": model[1].parameters(), "lr": 5e-3})
+    x = torch.randn(8, 40, generator=torch.Generator().manual_seed(0))
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        return loss
+
+    losses = [optimizer.step(closure).item() for _ in range(10)]
+    assert losses[-1] < 0.8 * losses[0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"lr": -1.0}, "lr must be"),
+        ({"betas": (0.9, 1.0)}, "betas must be"),
+        ({"variant": "nothing"}, "variant must be one of exact, gradient,"),
+        ({"warmup": -1}, "warmup must be"),
+        ({"max_norm": 0.0}, "max_norm must be"),
+        ({"state": (4, 3)}, "state must be"),
+        ({"state": (4, 8), "variant": "momentum"}, "goes with variant 'exact' or 'gradient'"),
+        ({"correct_v": True, "variant": "exact"}, "goes with variant='gradient'"),
+        ({"codec": (Codec(block=64), Codec(block=128))}, "one block size"),
+    ],
+)
+def test_bad_settings_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message.replace("(", r"\(")):
+        TurboQuantAdamW(layers().parameters(), **settings)
+
+
+def test_sparse_gradients_and_integers_are_refused():
+    embedding = nn.Embedding(10, 8, sparse=True)
+    optimizer = TurboQuantAdamW(embedding.parameters())
+    embedding(torch.tensor([1, 2])).sum().backward()
+    with pytest.raises(ValueError, match="must be dense"):
+        optimizer.step()
+    with pytest.raises(TypeError, match="floating-point"):
+        TurboQuantAdamW([torch.zeros(3, dtype=torch.int64)])
+    with pytest.raises(TypeError, match="codec must be"):
+        TurboQuantAdamW(layers().parameters(), codec=4)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_every_rule_learns_and_replicas_agree_where_they_should(corpus, name):
+    run = workers(corpus, name, 4, replace(RUN, steps=40, warmup=4, batch=8))
+    run.train(progress=False)
+    assert sum(run.losses[-5:]) / 5 < run.losses[0] - 0.8
+    agrees = RULES[name].agrees if name in RULES else True
+    assert (run.drift() == 0.0) == agrees
+    if not agrees:
+        assert run.drift() > 1e-3
+
+
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("stop", (0, 2, 7, 12))
+def test_stop_and_resume_gives_the_same_bits(corpus, name, stop):
+    unbroken, first = (workers(corpus, name) for _ in range(2))
+    unbroken.train(progress=False)
+    first.train(stop, progress=False)
+    torch.manual_seed(stop)
+    second = workers(corpus, name, seed=5)
+    second.load_state_dict(through_a_file(first.state_dict()))
+    second.train(progress=False)
+    assert second.losses == unbroken.losses
+    assert all(same(a, b) for a, b in zip(second.replicas, unbroken.replicas, strict=True))
+    assert second.optimizer.bytes_sent == unbroken.optimizer.bytes_sent
+
+
+@pytest.mark.parametrize("bits", ((4, 8), (4, 4), (8, 8), (3, 2)))
+def test_low_bit_state_learns_resumes_and_is_small(corpus, bits):
+    def run(seed=0):
+        config = replace(RUN, grad_clip=1.0, steps=30)
+        return Trainer(
+            GPT(MODEL, seed), corpus, config, optimizer=lambda g: TurboQuantAdamW(g, variant="exact", state=bits)
+        )
+
+    unbroken, first, second = run(), run(), run(3)
+    unbroken.train(progress=False)
+    assert unbroken.losses[-1] < unbroken.losses[0] - 0.5
+    first.train(11, progress=False)
+    second.load_state_dict(through_a_file(first.state_dict()))
+    second.train(progress=False)
+    assert second.losses == unbroken.losses and same(second.model, unbroken.model)
+    per_parameter = unbroken.optimizer.state_nbytes / sum(p.numel() for p in unbroken.model.parameters())
+    scale = 2 if bits[0] <= 6 else 4
+    assert per_parameter == pytest.approx(bits[0] / 8 + scale / 128 + bits[1] / 8 + 4 / 128, rel=0.02)
+    if bits == (4, 8):
+        assert per_parameter <= 1.6
+
+
+def test_a_state_of_adamw_is_taken_over_and_goes_on_as_adamw():
+    reference, ours = layers(), layers()
+    adamw = torch.optim.AdamW(reference.parameters(), lr=1e-2)
+    train_layers(reference, adamw, 7)
+    ours.load_state_dict(reference.state_dict())
+    optimizer = TurboQuantAdamW(ours.parameters(), variant="exact")
+    optimizer.load_state_dict(through_a_file(adamw.state_dict()))
+    assert optimizer.param_groups[0]["lr"] == 1e-2
+    for model, chosen in ((reference, adamw), (ours, optimizer)):
+        train_layers(model, chosen, 5, seed=2)
+    assert same(reference, ours)
+
+
+def test_foreign_and_mismatched_states_are_refused_and_nothing_changes():
+    model = layers()
+    optimizer = TurboQuantAdamW(model.parameters(), lr=1e-2)
+    train_layers(model, optimizer, 3)
+    before = through_a_file(optimizer.state_dict())
+    sgd = torch.optim.SGD(model.parameters(), momentum=0.9)
+    adam = torch.optim.AdamW(model.parameters(), amsgrad=True)
+    train_layers(model, adam, 1)
+    other = TurboQuantAdamW(model.parameters(), variant="momentum")
+    fewer = torch.optim.AdamW(model[0].parameters())
+    simulated = [TurboQuantAdamW(layers().parameters(), lr=1e-2) for _ in range(2)]
+    simulate_ranks(simulated)
+    cases = [
+        (sgd.state_dict(), "neither a state of TurboQuantAdamW nor of torch.optim.AdamW"),
+        (adam.state_dict(), "must hold"),
+        (other.state_dict(), "variant: 'momentum', here 'gradient'"),
+        (fewer.state_dict(), "groups of"),
+        (simulated[1].state_dict(), "rank: 1, here 0; ranks: 2, here 1"),
+        ({"turboquant": {"format": 99}}, "format 99"),
+        ({}, "neither"),
+    ]
+    for state, message in cases:
+        with pytest.raises(ValueError, match=message):
+            optimizer.load_state_dict(state)
+    after = optimizer.state_dict()
+    assert after["turboquant"]["done"] == before["turboquant"]["done"]
+    for a, b in zip(after["turboquant"]["buckets"], before["turboquant"]["buckets"], strict=True):
+        assert a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("bad", (math.nan, math.inf))
+def test_a_gradient_that_is_not_finite_stops_every_rank_before_anything_changes(name, bad):
+    models = [layers() for _ in range(2)]
+    optimizers = [TurboQuantAdamW(m.parameters(), lr=1e-2, variant=rule(name), warmup=1) for m in models]
+    simulate_ranks(optimizers)
+
+    def backward():
+        for seed, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
+            optimizer.zero_grad()
+            model(torch.randn(4, 40, generator=torch.Generator().manual_seed(seed))).square().mean().backward()
+
+    for _ in range(2):
+        backward()
+        step_together(optimizers)
+    weights = [[p.clone() for p in m.parameters()] for m in models]
+    states = [through_a_file(o.state_dict()) for o in optimizers]
+    backward()
+    models[1][0].weight.grad[3, 5] = bad
+    with pytest.raises(FloatingPointError, match="nothing was changed"):
+        step_together(optimizers)
+    for model, optimizer, kept, state in zip(models, optimizers, weights, states, strict=True):
+        assert all(torch.equal(p, q) for p, q in zip(model.parameters(), kept, strict=True))
+        now = optimizer.state_dict()["turboquant"]
+        assert now["steps_done"] == state["turboquant"]["steps_done"] == 2
+        for a, b in zip(now["buckets"], state["turboquant"]["buckets"], strict=True):
+            assert all(torch.equal(a[key], b[key]) for key in b)
+    backward()
+    step_together(optimizers)  # and it goes on
+
+
+def test_the_message_names_the_parameter():
+    model = layers()
+    optimizer = TurboQuantAdamW(model.parameters())
+    model(torch.ones(2, 40)).sum().backward()
+    model[1].weight.grad[0, 0] = math.inf
+    with pytest.raises(
+        FloatingPointError, match=r"step 0: the gradient of parameter 2 of group 0, shape \(20, 30\), holds inf"
+    ):
+        optimizer.step()
+
+
+def test_a_grad_scaler_skips_overflows_and_unscales():
+    plain, scaled = layers(), layers()
+    settings = {"lr": 1e-2, "variant": "exact", "max_norm": 0.5}
+    first, second = (TurboQuantAdamW(m.parameters(), **settings) for m in (plain, scaled))
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    x = torch.randn(4, 40, generator=torch.Generator().manual_seed(0))
+    for step in range(4):
+        for model, optimizer, scale in ((plain, first, False), (scaled, second, True)):
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            (scaler.scale(loss) if scale else loss).backward()
+            if not scale:
+                if step != 2:
+                    optimizer.step()
+                continue
+            if step == 2:
+                model[0].weight.grad[0, 0] = math.inf
+            scaler.step(optimizer)
+            scaler.update()
+    assert scaler.get_scale() == 2.0**9 and second.steps_done == first.steps_done == 3
+    for p, q in zip(plain.parameters(), scaled.parameters(), strict=True):
+        assert torch.allclose(p, q, atol=1e-6)
+
+
+@pytest.mark.parametrize("bits", (1, 2, 4))
+def test_the_mean_over_workers_is_unbiased(bits):
+    """Over many steps' seeds, the exchanged gradient averages to the true mean."""
+    torch.manual_seed(3)
+    gradients = [torch.randn(5, 128) * torch.logspace(-2, 1, 5)[:, None] for _ in range(3)]
+    true = torch.stack(gradients).mean(0)
+    total, rounds = torch.zeros(640), 400
+    for step in range(rounds):
+        asked = [Mean(g.flatten().clone(), (Codec(bits), Codec(bits)), (step,)) for g in gradients]
+        simulate(asked)
+        assert all(torch.equal(asked[0].x, other.x) for other in asked)
+        total += asked[0].x
+    error = (total / rounds - true.flatten()).view(5, 128).norm(dim=1) / true.norm(dim=1)
+    one = (asked[0].x - true.flatten()).view(5, 128).norm(dim=1) / true.norm(dim=1)
+    assert (error < 3 * one / math.sqrt(rounds)).all()
+
+
+def test_error_feedback_loses_nothing():
+    """What was sent in all plus what is still owed is what was to be sent."""
+    torch.manual_seed(0)
+    numel, ranks = 1000, 3
+    errors = [(torch.zeros(numel), torch.zeros(chunk_numel(numel, 128, r, ranks))) for r in range(ranks)]
+    wanted, sent = torch.zeros(numel), torch.zeros(numel)
+    codec = Codec(2, scale="mse")
+    for step in range(30):
+        gradients = [torch.randn(numel) for _ in range(ranks)]
+        asked = [Mean(g.clone(), (codec, codec), (step,), e) for g, e in zip(gradients, errors, strict=True)]
+        simulate(asked)
+        errors = [a.errors for a in asked]
+        wanted += torch.stack(gradients).mean(0)
+        sent += asked[0].x
+    owed = torch.stack([e[0] for e in errors]).mean(0) + torch.cat([e[1] for e in errors])
+    assert torch.allclose(sent + owed, wanted, atol=1e-4)
+
+
+def test_bytes_are_the_formula(corpus):
+    for ranks in (1, 2, 4):
+        for name, bits in (("exact", 32), ("gradient", 4.25), ("bf16", 16)):
+            run = workers(corpus, name, ranks, warmup=0)
+            run.train(1, progress=False)
+            numel = sum(p.numel() for p in run.model.parameters())
+            assert run.optimizer.bytes_sent == pytest.approx(2 * (ranks - 1) / ranks * numel * bits / 8, rel=0.01)
+
+
+def test_noise_correction_removes_what_the_codec_adds():
+    torch.manual_seed(0)
+    g = torch.randn(400, 128) * torch.exp(torch.randn(400, 1))
+    codecs, v = (Codec(2), Codec(2)), torch.zeros(400 * 128)
+    for step in range(300):
+        first = codecs[0].derive(step, 1)
+        second = codecs[1].derive(step, 2)
+        decoded = second.decode(second.encode(first.decode(first.encode(g.flatten()))))
+        v += decoded.square() / 300
+    true, corrected = g.flatten().square(), denoised(v, codecs)
+    large = true > true.mean()
+    assert (v - true)[large].mean() > 0.1 * true[large].mean()
+    assert abs((corrected - true)[large].mean()) < 0.02 * true[large].mean()
+
+
+def test_powersgd_sends_the_projection_on_the_rows_that_q_found():
+    torch.manual_seed(0)
+    gradients, q = [torch.randn(32, 48) for _ in range(2)], torch.randn(48, 4)
+    vector = torch.randn(7)
+    shapes = [torch.Size((32, 48)), torch.Size((7,))]
+    codecs = TurboQuantAdamW([torch.zeros(1)]).codecs
+    buckets = [
+        Bucket(shapes, torch.cat([g.flatten(), vector]), {"powersgd_q": q.flatten()}, 1, (0.9, 0.95), codecs)
+        for g in gradients
+    ]
+    for asked in zip(*(send_low_rank(b, 4) for b in buckets), strict=True):
+        simulate(asked)
+    mean = torch.stack(gradients).mean(0)
+    basis = torch.linalg.qr(mean @ q)[0]
+    sent, rest = buckets[0].gradient[:-7].view(32, 48), buckets[0].gradient[-7:]
+    assert torch.allclose(sent, basis @ basis.T @ mean, atol=1e-5) and torch.equal(rest, vector)
+    assert torch.equal(buckets[0].gradient, buckets[1].gradient)

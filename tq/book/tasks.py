@@ -1,0 +1,87 @@
+"""Long computations as tasks: done once, several at a time, kept whatever else of a chapter changes.
+
+A task is a function of a module of ``tq`` and plain arguments. Its outcome is kept under ``_build/tasks`` by a hash of
+the module and all that it imports, the arguments, the versions and the device: an edited figure does not train a
+model again, an edited optimizer does. So a run that was killed goes on where it was, and different chapters share.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from importlib import import_module
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm  # not tqdm.auto: a widget does not survive in a committed notebook
+
+from tq.book import paths
+from tq.book.provenance import cores, device_name, versions
+from tq.book.sources import module_hash
+
+
+def _key(function: Callable[..., Any], arguments: dict[str, Any], device: str) -> str:
+    what = {
+        "function": f"{function.__module__}.{function.__qualname__}",
+        "sources": module_hash(function.__module__, device),
+        "arguments": arguments,
+        "versions": versions(),
+        "device_name": device_name(device),
+    }
+    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def folder(chapter: str, device: str, profile: str) -> Path:
+    """Where the outcomes of a chapter's tasks are kept; ``reproduce --force`` empties it."""
+    return paths.place("tasks", device, profile, chapter, paths.build())
+
+
+def _compute(module: str, name: str, arguments: dict[str, Any], device: str, threads: int) -> bytes:
+    torch.set_num_threads(threads)
+    function = getattr(import_module(module), name)
+    buffer = io.BytesIO()
+    torch.save(function(arguments, device=device), buffer)
+    return buffer.getvalue()
+
+
+def outcomes(
+    function: Callable[..., Any],
+    tasks: Sequence[dict[str, Any]],
+    folder: Path,
+    device: str = "cpu",
+    jobs: int | None = None,
+) -> list[Any]:
+    """``function(task, device=device)`` of every task, in their order; what was kept is not computed again.
+
+    Arguments:
+        function: of a module of ``tq``; returns tensors, numbers, texts and lists and dicts of these.
+        tasks: JSON values; the same task may come twice.
+        folder: where the outcomes are kept.
+        jobs: processes at a time, one thread each; None: every core, or one process on a GPU.
+    """
+    jobs = (cores() if device == "cpu" else 1) if jobs is None else jobs
+    files = [folder / f"{_key(function, task, device)}.pt" for task in tasks]
+    missing = {path: task for path, task in zip(files, tasks, strict=True) if not path.is_file()}
+    if missing:
+        previous = os.environ.get("OMP_NUM_THREADS")
+        threads = 1 if jobs > 1 else torch.get_num_threads()
+        os.environ["OMP_NUM_THREADS"] = str(threads)  # of the processes that are started below
+        try:
+            with ProcessPoolExecutor(min(jobs, len(missing)), get_context("spawn")) as pool:
+                running = {
+                    pool.submit(_compute, function.__module__, function.__qualname__, task, device, threads): path
+                    for path, task in missing.items()
+                }
+                for done in tqdm(as_completed(running), total=len(running), unit="run", disable=None):
+                    paths.write_bytes(running[done], done.result())
+        finally:
+            os.environ.pop("OMP_NUM_THREADS")
+            if previous is not None:
+                os.environ["OMP_NUM_THREADS"] = previous
+    return [torch.load(path, weights_only=True) for path in files]

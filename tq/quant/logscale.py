@@ -2,8 +2,8 @@
 
 A block of B numbers keeps the exponents of its smallest and its largest non-zero number (two fp16); the codes from 1
 on are the levels evenly spaced between them in log2, code 0 is zero itself. Between two levels a number is rounded up
-or down so that its mean is right: a moving average that changes by less than a step in a thousand would otherwise
-never move. The randomness is a Weyl sequence of position and time, so nothing is drawn and a resumed run repeats it.
+or down at random so that its mean is right: a moving average that changes by a thousandth would otherwise never move.
+The randomness comes from the step's number, so a resumed run repeats it.
 A non-zero number never becomes zero: those more than ``RANGE`` octaves under the largest rise to the lowest level.
 
 Sources: linear levels without zero and the trouble with zero are Li, Chen & Zhu 2023 (arXiv:2309.01507); stochastic
@@ -21,8 +21,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tq.quant.rotation import derive_seed
+
 RANGE = 30.0  # octaves of a block that are told apart
-_GOLDEN, _PLASTIC, _SILVER = 0.6180339887498949, 0.7548776662466927, 0.41421356237309515
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class LogCodec:
     def encode(self, v: Tensor, step: int = 0) -> tuple[Tensor, Tensor]:
         """(codes uint8 [N, B * bits / 8], ranges fp16 [N, 2]) of fp32 numbers >= 0, any shape, padded with zeros.
 
-        step: of the Weyl sequence. A block with a NaN, an infinity or a negative number gets NaN for its range.
+        step: seeds the rounding. A block with a NaN, an infinity or a negative number gets NaN for its range.
         """
         v_NB = F.pad(v.reshape(-1), (0, -v.numel() % self.block)).view(-1, self.block)
         exponents = torch.log2(v_NB)
@@ -62,7 +63,9 @@ class LogCodec:
         place = ((exponents - low) / width).clamp(0, (1 << self.bits) - 2)
         below = torch.floor(place)
         share = torch.expm1((place - below) * width * math.log(2)) / torch.expm1(width * math.log(2))
-        codes = 1 + below + (self._weyl(v_NB, step) < share)
+        generator = torch.Generator(v.device).manual_seed(derive_seed(0, "log", step) & 0x7FFFFFFFFFFFFFFF)
+        dither = torch.rand(v_NB.shape, generator=generator, device=v.device)
+        codes = 1 + below + (dither < share)
         codes = torch.where(v_NB > 0, codes, 0.0).to(torch.uint8)
         return self._pack(codes), ranges
 
@@ -76,13 +79,6 @@ class LogCodec:
     def _grid(self, ranges: Tensor) -> tuple[Tensor, Tensor]:
         low, high = ranges.float().split(1, 1)
         return low, ((high - low) / ((1 << self.bits) - 2)).clamp_min(2.0**-20)
-
-    @staticmethod
-    def _weyl(like_NB: Tensor, step: int) -> Tensor:
-        row = torch.arange(like_NB.shape[0], device=like_NB.device, dtype=torch.float64)[:, None]
-        column = torch.arange(like_NB.shape[1], device=like_NB.device, dtype=torch.float32)
-        start = ((row * _PLASTIC).frac() + (step * _SILVER) % 1.0).float()
-        return (start + (column * _GOLDEN).frac()).frac()
 
     def _pack(self, codes: Tensor) -> Tensor:
         packed, parts = codes[:, :: 8 // self.bits].clone(), 8 // self.bits

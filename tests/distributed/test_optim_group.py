@@ -13,7 +13,7 @@ from torch import nn
 from tq.train.optim import TurboQuantAdamW, simulate_ranks, step_together
 from tq.train.rules import RULES, rival
 
-NAMES = [*RULES, "bf16", "powersgd", "top-k"]
+NAMES = [*(name for name in RULES if name != "local"), "bf16", "powersgd", "top-k"]
 AMOUNT = {"powersgd": 2, "top-k": 0.1, "bf16": 0}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 from tq.quant.codec import Codec
+from tq.train import optim
 from tq.train.collectives import Mean, chunk_numel, simulate
 from tq.train.corpus import Corpus, load
 from tq.train.gpt import GPT, GPTConfig
@@ -22,7 +24,7 @@ from tq.train.workers import Workers
 MODEL = GPTConfig(layers=2, hidden=32, heads=2, vocab=256, seq=32)
 RUN = TrainConfig(steps=12, batch=4, warmup=3, lr=3e-3, grad_clip=None)
 RIVALS = {"bf16": 0.0, "powersgd": 2, "top-k": 0.1}
-EVERY = [*RULES, *RIVALS]
+EVERY = [*(name for name in RULES if name != "local"), *RIVALS]
 
 
 @pytest.fixture(scope="module")
@@ -87,24 +89,47 @@ def test_exact_is_adamw_bit_for_bit_with_groups_and_schedule():
 
 
 @pytest.mark.parametrize("bucket", (1, 1000, 1 << 24))
-def test_buckets_do_not_matter_when_exact(bucket):
+@pytest.mark.parametrize("variant", ("exact", "local"))
+def test_buckets_do_not_matter_when_exact(bucket, variant):
     first = train_layers(model := layers(), TurboQuantAdamW(model.parameters(), variant="exact"))
     second = train_layers(
-        model := layers(), TurboQuantAdamW(model.parameters(), variant="exact", bucket_elements=bucket)
+        model := layers(), TurboQuantAdamW(model.parameters(), variant=variant, bucket_elements=bucket)
     )
     assert same(first, second)
 
 
-def test_a_parameter_without_gradient_is_left_alone():
-    models = [layers(), layers()]
-    for model, kind in zip(models, (TurboQuantAdamW, torch.optim.AdamW), strict=True):
-        optimizer = kind(model.parameters(), lr=1e-2, **({"variant": "exact"} if kind is TurboQuantAdamW else {}))
-        for frozen in (False, True, True):
-            model[1].weight.requires_grad_(not frozen)
-            train_layers(model, optimizer, 2)
-            if frozen:
-                assert model[1].weight.grad is None
-    assert same(*models)
+def test_a_local_step_clips_like_torch():
+    ours, theirs = layers(), layers()
+    optimizer = TurboQuantAdamW(ours.parameters(), lr=1e-2, variant="local", max_norm=0.1, bucket_elements=1)
+    adamw = torch.optim.AdamW(theirs.parameters(), lr=1e-2)
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(5):
+        x = torch.randn(16, 40, generator=generator)
+        for model, chosen in ((ours, optimizer), (theirs, adamw)):
+            chosen.zero_grad()
+            model(x).square().mean().backward()
+            if chosen is adamw:
+                nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            chosen.step()
+    for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.allclose(p, q, atol=1e-6)
+
+
+def test_a_local_step_holds_one_bucket_at_a_time(monkeypatch):
+    flat, alive = [], []
+
+    def watched(parameters, flatten=optim._flatten):
+        found = flatten(parameters)
+        flat.append(weakref.ref(found))
+        alive.append(sum(ref() is not None for ref in flat))
+        return found
+
+    monkeypatch.setattr(optim, "_flatten", watched)
+    model = nn.Sequential(*(nn.Linear(20, 20) for _ in range(10)))
+    optimizer = TurboQuantAdamW(model.parameters(), variant="local", state=(4, 8), bucket_elements=1)
+    model(torch.ones(1, 20)).sum().backward()
+    optimizer.step()
+    assert len(flat) == 20 and max(alive) <= 2  # the next one is made before the last one is let go
 
 
 @pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16, torch.float64))
@@ -137,11 +162,11 @@ def test_closure_and_added_groups():
     [
         ({"lr": -1.0}, "lr must be"),
         ({"betas": (0.9, 1.0)}, "betas must be"),
-        ({"variant": "nothing"}, "variant must be one of exact, gradient,"),
+        ({"variant": "nothing"}, "variant must be one of local, exact, gradient,"),
         ({"warmup": -1}, "warmup must be"),
         ({"max_norm": 0.0}, "max_norm must be"),
         ({"state": (4, 3)}, "state must be"),
-        ({"state": (4, 8), "variant": "momentum"}, "goes with variant 'exact' or 'gradient'"),
+        ({"state": (4, 8), "variant": "momentum"}, "goes with rules that exchange gradients"),
         ({"correct_v": True, "variant": "exact"}, "goes with variant='gradient'"),
         ({"codec": (Codec(block=64), Codec(block=128))}, "one block size"),
     ],
@@ -386,7 +411,7 @@ def test_powersgd_sends_the_projection_on_the_rows_that_q_found():
     shapes = [torch.Size((32, 48)), torch.Size((7,))]
     codecs = TurboQuantAdamW([torch.zeros(1)]).codecs
     buckets = [
-        Bucket(shapes, torch.cat([g.flatten(), vector]), {"powersgd_q": q.flatten()}, 1, (0.9, 0.95), codecs)
+        Bucket(shapes, torch.cat([g.flatten(), vector]), {"powersgd_q": q.flatten()}.get, 1, (0.9, 0.95), codecs)
         for g in gradients
     ]
     for asked in zip(*(send_low_rank(b, 4) for b in buckets), strict=True):

@@ -1,20 +1,19 @@
-"""Unsigned numbers on a logarithmic scale, 2-8 bits: for second moments, which a codebook through zero would destroy.
+"""Non-negative numbers on a logarithmic scale in 2, 4 or 8 bits, for second moments: a grid through zero ruins them.
 
-A block of B numbers keeps the exponents of its smallest and its largest non-zero number (two fp16); the codes from 1
-on are the levels evenly spaced between them in log2, code 0 is zero itself. Between two levels a number is rounded up
-or down at random so that its mean is right: a moving average that changes by a thousandth would otherwise never move.
-The randomness comes from the step's number, so a resumed run repeats it.
-A non-zero number never becomes zero: those more than ``RANGE`` octaves under the largest rise to the lowest level.
+The bits of a float, read as an integer, grow linearly between powers of two: they are a logarithm that costs nothing.
+A block of B numbers keeps the upper halves of the bits of its smallest and its largest non-zero number (together 4
+bytes); the codes from 1 on are levels evenly spaced between the two, code 0 is zero itself. Between two levels a number
+is rounded up or down at random so that its mean is right: a moving average that changes by a thousandth would
+otherwise never move. The randomness comes from the step's number, so a resumed run repeats it. A non-zero number never
+becomes zero: those more than ``RANGE`` octaves under the largest rise to the lowest level.
 
-Sources: linear levels without zero and the trouble with zero are Li, Chen & Zhu 2023 (arXiv:2309.01507); stochastic
-rounding to the levels of a logarithm is as old as QSGD's natural variant (Horvath et al. 2019).
+Sources: Li, Chen & Zhu 2023 (arXiv:2309.01507) for the trouble with zero in second moments.
 
 Shapes: N blocks, B block size.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -23,12 +22,13 @@ from torch import Tensor
 
 from tq.quant.rotation import derive_seed
 
-RANGE = 30.0  # octaves of a block that are told apart
+RANGE = 30  # octaves of a block that are told apart
+_OCTAVE, _INFINITY, _NAN = 1 << 23, 0x7F800000, 0x7FC0
 
 
 @dataclass(frozen=True)
 class LogCodec:
-    """Settings; a bad argument raises here. bits: 2-8 an element; block: numbers that share a range."""
+    """Settings; a bad argument raises here. bits: 2, 4 or 8 an element; block: numbers that share a range."""
 
     bits: int = 8
     block: int = 128
@@ -45,40 +45,50 @@ class LogCodec:
         return self.bits + 32 / self.block
 
     def encode(self, v: Tensor, step: int = 0) -> tuple[Tensor, Tensor]:
-        """(codes uint8 [N, B * bits / 8], ranges fp16 [N, 2]) of fp32 numbers >= 0, any shape, padded with zeros.
+        """(codes uint8 [N, B * bits / 8], ranges int16 [N, 2]) of fp32 numbers >= 0, any shape, padded with zeros.
 
-        step: seeds the rounding. A block with a NaN, an infinity or a negative number gets NaN for its range.
+        step: seeds the rounding. A block with a NaN, an infinity or a negative number decodes to NaN.
         """
         v_NB = F.pad(v.reshape(-1), (0, -v.numel() % self.block)).view(-1, self.block)
-        exponents = torch.log2(v_NB)
-        high = exponents.amax(1, keepdim=True)
-        low = torch.where(v_NB > 0, exponents, torch.inf).amin(1, keepdim=True)
-        bad = ~(high < torch.inf)  # NaN too
-        empty = torch.isinf(low)  # nothing but zeros
-        high = torch.where(empty, 0.0, high)
-        low = torch.where(empty, 0.0, torch.maximum(low, high - RANGE))
-        ranges = torch.cat([torch.floor(low * 32) / 32, torch.ceil(high * 32) / 32], 1).half()
-        ranges[bad.squeeze(1)] = torch.nan
+        place_NB = v_NB.view(torch.int32)
+        high = place_NB.amax(1, keepdim=True)
+        low = torch.where(place_NB == 0, _INFINITY, place_NB).amin(1, keepdim=True)
+        bad = ((high >= _INFINITY) | (low < 0)).squeeze(1)
+        low = torch.minimum(torch.maximum(low, high - RANGE * _OCTAVE), high)
+        ranges = torch.cat([low >> 16, (high + 0xFFFF) >> 16], 1).to(torch.int16)
+        ranges[bad] = _NAN
         low, width = self._grid(ranges)
-        place = ((exponents - low) / width).clamp(0, (1 << self.bits) - 2)
-        below = torch.floor(place)
-        share = torch.expm1((place - below) * width * math.log(2)) / torch.expm1(width * math.log(2))
-        generator = torch.Generator(v.device).manual_seed(derive_seed(0, "log", step) & 0x7FFFFFFFFFFFFFFF)
-        dither = torch.rand(v_NB.shape, generator=generator, device=v.device)
-        codes = 1 + below + (dither < share)
-        codes = torch.where(v_NB > 0, codes, 0.0).to(torch.uint8)
+        below = ((place_NB - low).float() / width).floor_().clamp_(0, (1 << self.bits) - 2)
+        lower = self._level(low, width, below)
+        gap = self._level(low, width, below + 1).sub_(lower)
+        up = self._dither(v_NB, step) * gap < v_NB - lower
+        codes = below.add_(1).add_(up).mul_(place_NB != 0).to(torch.uint8)
         return self._pack(codes), ranges
 
     def decode(self, codes: Tensor, ranges: Tensor, numel: int) -> Tensor:
         """fp32 [numel]; the inverse of ``encode`` up to its rounding."""
         index = self._unpack(codes)
         low, width = self._grid(ranges)
-        levels = torch.exp2(low + (index - 1.0) * width)
-        return torch.where((index > 0) | levels.isnan(), levels, 0.0).view(-1)[:numel]
+        levels = self._level(low, width, (index.float() - 1.0).clamp_min_(0.0)).mul_(index != 0)
+        levels[ranges[:, 1] == _NAN] = torch.nan
+        return levels.view(-1)[:numel]
 
     def _grid(self, ranges: Tensor) -> tuple[Tensor, Tensor]:
-        low, high = ranges.float().split(1, 1)
-        return low, ((high - low) / ((1 << self.bits) - 2)).clamp_min(2.0**-20)
+        """(bits of the lowest level, distance between levels in fp32) [N, 1] each."""
+        low, high = (ranges.int() << 16).split(1, 1)
+        return low, ((high - low).float() / ((1 << self.bits) - 2)).clamp_min_(1.0)
+
+    @staticmethod
+    def _level(low: Tensor, width: Tensor, index: Tensor) -> Tensor:
+        return (low + (index * width).int()).view(torch.float32)
+
+    @staticmethod
+    def _dither(like_NB: Tensor, step: int) -> Tensor:
+        """Uniform in (0, 1), 16 bits of randomness each."""
+        generator = torch.Generator(like_NB.device).manual_seed(derive_seed(0, "log", step) & 0x7FFFFFFFFFFFFFFF)
+        words = torch.empty(like_NB.numel() // 4, dtype=torch.int64, device=like_NB.device)
+        words.random_(-(1 << 63), None, generator=generator)
+        return words.view(torch.int16).view(like_NB.shape).float().add_(32768.5).mul_(1 / 65536)
 
     def _pack(self, codes: Tensor) -> Tensor:
         packed, parts = codes[:, :: 8 // self.bits].clone(), 8 // self.bits

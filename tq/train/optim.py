@@ -25,7 +25,7 @@ from tq.quant.bounds import unbiased_nmse
 from tq.quant.codec import Code, Codec
 from tq.quant.logscale import LogCodec
 from tq.train.collectives import Codecs, Mean, over_group, simulate
-from tq.train.rules import RULES, Bucket, New, Rule
+from tq.train.rules import RULES, Bucket, New, Rule, adam
 
 FORMAT = 1  # of TurboQuantAdamW.state_dict
 VARIANT = "gradient"  # shipped default
@@ -51,15 +51,15 @@ class _Store:
         assert self.m_codec is not None
         return self.m_codec.derive("m", step % ROTATIONS)
 
-    def load(self) -> dict[str, Tensor]:
-        """All tensors as fp32."""
-        found = dict(self.tensors)
-        if self.v_codec is not None and self.done:
-            codes, ranges, payload, scales = (found.pop(k) for k in ("v.codes", "v.ranges", "m.payload", "m.scales"))
-            found["v"] = self.v_codec.decode(codes, ranges, self.numel)
-            codec = self._m_codec(self.done)
-            found["m"] = codec.decode(Code(codec, (self.numel,), torch.float32, payload, scales))
-        return found
+    def get(self, name: str) -> Tensor | None:
+        """A tensor of the state: the stored one itself if it is fp32, else decoded."""
+        if name not in ("m", "v") or self.v_codec is None or not self.done:
+            return self.tensors.get(name)
+        if name == "v":
+            return self.v_codec.decode(self.tensors["v.codes"], self.tensors["v.ranges"], self.numel)
+        codec = self._m_codec(self.done)
+        payload, scales = self.tensors["m.payload"], self.tensors["m.scales"]
+        return codec.decode(Code(codec, (self.numel,), torch.float32, payload, scales))
 
     def commit(self, new: New) -> None:
         """The state after a step."""
@@ -90,7 +90,8 @@ class TurboQuantAdamW(Optimizer):
             before: what a rank sees before the exchange is not yet the gradient.
         v_every: K of "synced-v".
         correct_v: subtract from v what the codec's noise is known to add to it (with "gradient" only).
-        bucket_elements: parameters of a group go through in runs of about so many numbers, which bounds temporaries.
+        bucket_elements: parameters of a group go through in runs of about so many numbers. With "local", or "exact" on
+            one rank, no more than one run is ever held in fp32 beside the state; else all gradients are.
 
     ``bytes_sent``: what this rank has sent so far. All parameters must lie on one device; moments are fp32 whatever
     the parameters' dtype. Parameters without a gradient are left alone on one rank, and count as zeros among several.
@@ -114,7 +115,7 @@ class TurboQuantAdamW(Optimizer):
         max_norm: float | None = None,
         v_every: int = 50,
         correct_v: bool = False,
-        bucket_elements: int = 1 << 24,
+        bucket_elements: int = 1 << 22,
     ) -> None:
         _check("lr", lr, lr >= 0 and math.isfinite(lr), "a finite number >= 0")
         _check("betas", betas, len(betas) == 2 and all(0 <= b < 1 for b in betas), "two numbers in [0, 1)")
@@ -134,8 +135,8 @@ class TurboQuantAdamW(Optimizer):
         if state is not None:
             fits = isinstance(state, tuple) and len(state) == 2 and state[0] in range(2, 9) and state[1] in (2, 4, 8)
             _check("state", state, fits, "None or (bits of m 2-8, bits of v 2, 4 or 8)")
-            if self.variant not in ("exact", "gradient"):
-                raise ValueError(f"state={state} goes with variant 'exact' or 'gradient', got {self.variant!r}")
+            if self.rule.moments is not adam:
+                raise ValueError(f"state={state} goes with rules that exchange gradients, got {self.variant!r}")
         self.codecs = _legs(codec, self.rule)
         self.state_bits, self.group, self.warmup, self.max_norm = state, group, warmup, max_norm
         self.v_every, self.correct_v, self.bucket_elements = v_every, correct_v, bucket_elements
@@ -202,21 +203,20 @@ class TurboQuantAdamW(Optimizer):
             for parameters, store in stores:
                 yield group, parameters, store
 
+    def _bucket(self, number: int, group: dict[str, Any], parameters: list[Tensor], store: _Store) -> Bucket:
+        gradient, scaled = _flatten(parameters), getattr(self, "grad_scale", None)
+        return Bucket(
+            store.shapes, gradient if scaled is None else gradient.div_(scaled), store.get, store.done + 1,
+            group["betas"], self.codecs, (self.steps_done, number), *self.place, self.v_every,
+        )  # fmt: skip
+
     def _step(self) -> Iterator[Mean]:
         """The step, which asks for means on its way."""
         rule = RULES["exact"] if self.steps_done < self.warmup else self.rule
-        scaled = getattr(self, "grad_scale", None)
-        buckets = []
-        for number, (group, parameters, store) in enumerate(self._buckets()):
-            gradient = _flatten(parameters)
-            if scaled is not None:
-                gradient /= scaled
-            buckets.append(
-                Bucket(
-                    store.shapes, gradient, store.load(), store.done + 1, group["betas"], self.codecs,
-                    (self.steps_done, number), *self.place, self.v_every,
-                )
-            )  # fmt: skip
+        if rule.exchange is None or (rule is RULES["exact"] and self.place[1] == 1):
+            self._local_step(rule)
+            return
+        buckets = [self._bucket(number, *each) for number, each in enumerate(self._buckets())]
         finite, renewed = True, []
         if rule.clips_local and self.max_norm is not None:
             finite = _clip([b.gradient for b in buckets], self.max_norm)
@@ -224,45 +224,68 @@ class TurboQuantAdamW(Optimizer):
             renewed.append((yield from rule.exchange(bucket)))
         limit = math.inf if rule.clips_local or self.max_norm is None else self.max_norm
         if not (_clip([b.gradient for b in buckets], limit) and finite):
-            if getattr(self, "found_inf", None) is None:
-                raise FloatingPointError(self._explain())
+            self._refuse()
             return
-        for (group, parameters, store), bucket, new in zip(self._buckets(), buckets, renewed, strict=True):
-            direction, v = rule.moments(bucket, new)
-            if self.correct_v and rule is self.rule:
-                v = denoised(v, self.codecs)
-            self._update(group, parameters, bucket, direction, v, new)
-            store.commit(new)
-            self.bytes_sent += bucket.sent
+        for each, bucket, new in zip(self._buckets(), buckets, renewed, strict=True):
+            self._update(rule, *each, bucket, new)
+            bucket.gradient = bucket.gradient.new_empty(0)
         self.steps_done += 1
 
+    def _local_step(self, rule: Rule) -> None:
+        """A step without exchange: bucket by bucket, so that no more than one is held."""
+        gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+        dense = [g for g in gradients if g.layout == torch.strided]  # the others raise below, before any change
+        norm = torch.stack(torch._foreach_norm(dense, dtype=torch.float32)).norm() if dense else torch.zeros(())
+        scaled = getattr(self, "grad_scale", None)
+        length = (norm if scaled is None else norm / scaled).item()
+        if not math.isfinite(length):
+            self._refuse()
+            return
+        if len(dense) < len(gradients):
+            _flatten([p for group in self.param_groups for p in group["params"]])
+        factor = min(1.0, self.max_norm / (length + 1e-6)) if self.max_norm is not None else 1.0
+        for number, each in enumerate(self._buckets()):
+            bucket = self._bucket(number, *each)
+            if factor < 1.0:
+                bucket.gradient.mul_(factor)
+            self._update(rule, *each, bucket, {})
+        self.steps_done += 1
+
+    def _refuse(self) -> None:
+        if getattr(self, "found_inf", None) is None:
+            raise FloatingPointError(self._explain())
+
     def _update(
-        self, group: dict[str, Any], parameters: list[Tensor], bucket: Bucket, direction: Tensor, v: Tensor, new: New
+        self, rule: Rule, group: dict[str, Any], parameters: list[Tensor], store: _Store, bucket: Bucket, new: New
     ) -> None:
-        beta1, beta2 = group["betas"]
-        denominator = v.sqrt().div_(math.sqrt(1 - beta2**bucket.step)).add_(group["eps"])
-        size = group["lr"] / (1 - beta1**bucket.step)
-        views = (
-            [t.view(shape) for t, shape in zip(x.split(bucket.sizes), bucket.shapes, strict=True)]
+        alone = self.place[1] == 1
+        unused = [i for i, p in enumerate(parameters) if p.grad is None and alone]
+        starts = _starts(bucket.sizes)
+        slices = [slice(starts[i], starts[i] + bucket.sizes[i]) for i in unused]
+        before = {name: [bucket.kept(name)[s].clone() for s in slices] for name in ("m", "v")} if unused else {}
+        direction, v = rule.moments(bucket, new)
+        if self.correct_v and rule is self.rule:
+            v = denoised(v, self.codecs)
+        denominator = v.sqrt().div_(math.sqrt(1 - bucket.betas[1] ** bucket.step)).add_(group["eps"])
+        size = group["lr"] / (1 - bucket.betas[0] ** bucket.step)
+        used = [i for i in range(len(parameters)) if i not in unused]
+        weights = [parameters[i] if parameters[i].dtype == torch.float32 else parameters[i].float() for i in used]
+        directions, denominators = (
+            [x[starts[i] : starts[i] + bucket.sizes[i]].view(bucket.shapes[i]) for i in used]
             for x in (direction, denominator)
         )
-        alone = self.place[1] == 1
-        used = [p.grad is not None or not alone for p in parameters]
-        for flags, start, length in zip(used, _starts(bucket.sizes), bucket.sizes, strict=True):
-            if not flags:  # as if it had not been there
-                for name in ("m", "v"):
-                    if name in new:
-                        new[name][start : start + length] = bucket.kept(name)[start : start + length]
-        wide = [p for p, is_used in zip(parameters, used, strict=True) if is_used]
-        if not wide:
-            return
-        directions, denominators = ([x for x, keep in zip(xs, used, strict=True) if keep] for xs in views)
-        weights = [p if p.dtype == torch.float32 else p.float() for p in wide]
-        torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
-        torch._foreach_addcdiv_(weights, directions, denominators, value=-size)
-        for p, weight in zip(wide, weights, strict=True):
-            if p is not weight:
-                p.copy_(weight)
+        if used:
+            torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
+            torch._foreach_addcdiv_(weights, directions, denominators, value=-size)
+        for i, weight in zip(used, weights, strict=True):
+            if parameters[i] is not weight:
+                parameters[i].copy_(weight)
+        for name, kept in before.items():  # as if the unused parameters had not been there
+            for s, old in zip(slices, kept, strict=True):
+                if name in new:
+                    new[name][s] = old
+        store.commit(new)
+        self.bytes_sent += bucket.sent
 
     def _explain(self) -> str:
         for g, group in enumerate(self.param_groups):
@@ -360,9 +383,12 @@ class TurboQuantAdamW(Optimizer):
         for _, run, store in self._buckets():
             for p, start in zip(run, _starts([q.numel() for q in run]), strict=True):
                 if p is parameter:
-                    kept, zeros = store.load(), torch.zeros(store.numel, device=p.device)
-                    m, v = (kept.get(name, zeros)[start : start + p.numel()] for name in ("m", "v"))
-                    return m.reshape(p.shape).clone(), v.reshape(p.shape).clone()
+                    found = []
+                    for name in ("m", "v"):
+                        kept = store.get(name)
+                        flat = torch.zeros(store.numel, device=p.device) if kept is None else kept
+                        found.append(flat[start : start + p.numel()].reshape(p.shape).clone())
+                    return found[0], found[1]
         raise ValueError(f"not a parameter of this optimizer: tensor of shape {tuple(parameter.shape)}")
 
 

@@ -40,7 +40,7 @@ class Bucket:
     Attributes:
         shapes: of the parameters, in order.
         gradient: [n]; what the rule leaves here after the exchange is clipped and goes on to ``moments``.
-        state: name -> tensor, as the last step left it.
+        stored: gives a tensor of the state by name, as the last step left it, or None.
         step: number of this step from 1 on; every: K of "synced-v"; betas: of Adam.
         codecs: of the two legs; key: names the seeds of this step and bucket; rank, ranks: of the group.
         sent: bytes that this rank sent.
@@ -48,7 +48,7 @@ class Bucket:
 
     shapes: list[torch.Size]
     gradient: Tensor
-    state: dict[str, Tensor]
+    stored: Callable[[str], Tensor | None]
     step: int
     betas: tuple[float, float]
     codecs: Codecs
@@ -64,7 +64,7 @@ class Bucket:
 
     def kept(self, name: str, numel: int | None = None) -> Tensor:
         """A tensor of the state, zeros [numel] (default n) in the first step."""
-        found = self.state.get(name)
+        found = self.stored(name)
         return self.gradient.new_zeros(self.gradient.numel() if numel is None else numel) if found is None else found
 
     def mean(
@@ -94,14 +94,14 @@ class Rule:
     """One way to run AdamW on several ranks.
 
     Attributes:
-        exchange: what is sent; moments: (direction, second moment) from the bucket and the renewed state, to which it
-            adds.
+        exchange: what is sent; None: nothing. moments: (direction, second moment) from the bucket and the renewed
+            state, to which it adds.
         clips_local: clipping acts on this rank's gradient before the exchange; else on what was exchanged.
         fed_back: its codes carry error feedback and are chosen by least squares; the others are unbiased.
         agrees: all ranks end with the same weights.
     """
 
-    exchange: Callable[[Bucket], Exchange]
+    exchange: Callable[[Bucket], Exchange] | None
     moments: Callable[[Bucket, New], tuple[Tensor, Tensor]]
     clips_local: bool = False
     fed_back: bool = False
@@ -109,8 +109,10 @@ class Rule:
 
 
 def adam(b: Bucket, new: New) -> tuple[Tensor, Tensor]:
-    """Adam's moving averages of the exchanged gradient."""
-    new["m"], new["v"] = b.momentum(), b.second_moment(b.gradient)
+    """Adam's moving averages of the exchanged gradient, in place: nothing can fail any more."""
+    beta1, beta2 = b.betas
+    new["m"] = b.kept("m").lerp_(b.gradient, 1 - beta1)
+    new["v"] = b.kept("v").mul_(beta2).addcmul_(b.gradient, b.gradient, value=1 - beta2)
     return new["m"], new["v"]
 
 
@@ -234,7 +236,7 @@ def send_low_rank(b: Bucket, rank: int) -> Exchange:
     def unpacked(flat: Tensor, lengths: list[int]) -> list[Tensor]:
         return [t.view(-1, rank) for t in flat.split([n * rank for n in lengths])]
 
-    q = b.state.get("powersgd_q")
+    q = b.stored("powersgd_q")
     if q is None:
         generator = torch.Generator().manual_seed(b.codecs[0].seed)
         q = torch.randn(sum(columns) * rank, generator=generator).to(owed.device)
@@ -267,6 +269,7 @@ def send_largest(b: Bucket, share: float) -> Exchange:
 
 
 RULES: dict[str, Rule] = {
+    "local": Rule(None, adam),  # for gradients that DDP or FSDP has averaged already
     "exact": Rule(send_exact, adam),
     "gradient": Rule(send_gradient, adam),
     "gradient-ef": Rule(partial(send_gradient, feedback=True), adam, fed_back=True),

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from tq import Codec
-from tq.book import ledger, paths
+from tq.book import ledger, memory_claims, paths
 from tq.book.arithmetic import NF4_DQ, STORED, STORED_BF16, SUMS
 from tq.book.ledger import (
     NOT_CHECKABLE,
@@ -149,6 +149,7 @@ RULES: dict[str, Rule] = {
     "T-001": gaussian_after_rotation,
     "T-002": error_against_uniform,
     **SUMS,
+    **memory_claims.RULES,  # S0-002 is a sum as well; what was measured says more
 }
 
 # --- what cannot be checked, and why --------------------------------------------------------------------------

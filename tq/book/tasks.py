@@ -63,19 +63,22 @@ def outcomes(
         function: of a module of ``tq``; returns tensors, numbers, texts and lists and dicts of these.
         tasks: JSON values; the same task may come twice.
         folder: where the outcomes are kept.
-        jobs: processes at a time, one thread each; None: every core, or one process on a GPU.
+        jobs: processes at a time, one thread each; None: every core, or one on a GPU. One job runs in this process.
     """
     jobs = (cores() if device == "cpu" else 1) if jobs is None else jobs
     files = [folder / f"{_key(function, task, device)}.pt" for task in tasks]
     missing = {path: task for path, task in zip(files, tasks, strict=True) if not path.is_file()}
-    if missing:
+    if missing and jobs == 1:
+        for path, task in tqdm(missing.items(), unit="run", disable=None):
+            outcome = _compute(function.__module__, function.__qualname__, task, device, torch.get_num_threads())
+            paths.write_bytes(path, outcome)
+    elif missing:
         previous = os.environ.get("OMP_NUM_THREADS")
-        threads = 1 if jobs > 1 else torch.get_num_threads()
-        os.environ["OMP_NUM_THREADS"] = str(threads)  # of the processes that are started below
+        os.environ["OMP_NUM_THREADS"] = "1"  # of the processes that are started below
         try:
             with ProcessPoolExecutor(min(jobs, len(missing)), get_context("spawn")) as pool:
                 running = {
-                    pool.submit(_compute, function.__module__, function.__qualname__, task, device, threads): path
+                    pool.submit(_compute, function.__module__, function.__qualname__, task, device, 1): path
                     for path, task in missing.items()
                 }
                 for done in tqdm(as_completed(running), total=len(running), unit="run", disable=None):

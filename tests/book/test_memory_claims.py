@@ -1,0 +1,115 @@
+"""Each rule over the chapter on activation memory can be turned by other results."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("sphinx")  # of [book]; CI does not allow this skip
+
+from tq.book import claims, ledger, memory_claims  # noqa: E402
+
+DATA = Path(__file__).resolve().parents[2] / "data" / "claims.csv"
+RESULTS = {
+    memory_claims.MEMORY: {
+        "ratio/tensor/bf16-scales": 3.88,
+        "ratio/tensor/fp32-scales": 3.76,
+        "ratio/4-bits": 4.2,
+        "ratio/4-bits-recompute": 6.8,
+        "gap-mean/4-bits": -0.001,
+        "gap-mean/4-bits-recompute": 0.02,
+        "compiled/per-tensor-bf16": 3.88,
+        "compiled/per-tensor": 7.76,
+        "share-of-memory/none/lowest": 0.56,
+        "share-of-memory/none/highest": 0.80,
+        "share-of-memory/selective/lowest": 0.17,
+        "share-of-memory/selective/highest": 0.45,
+        "checkpoint/blocks-reduction": 0.91,
+        "checkpoint/blocks-factor": 9.0,
+        "checkpoint/peak-at-16-times-the-depth": 7.0,
+        "time/bare-checkpoint": 1.40,
+        "attention/doubling/math": 3.8,
+        "attention/doubling/fused": 2.0,
+        "attention/fused-saves/512": 4.7,
+        "attention/fused-saves/1024": 8.7,
+        "attention/fused-saves/2048": 16.7,
+    },
+}
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "notebooks").mkdir()
+    (tmp_path / "data").mkdir()
+    (tmp_path / "_toc.yml").write_text("format: jb-book\nroot: index\n")
+    shutil.copy(DATA, tmp_path / "data" / "claims.csv")
+    monkeypatch.setenv("TQ_BOOK_ROOT", str(tmp_path))
+    monkeypatch.delenv("TQ_BOOK_FRESH", raising=False)
+    return tmp_path
+
+
+def put(root: Path, changed: dict[str, Any]) -> None:
+    for chapter, values in RESULTS.items():
+        found = {
+            key: {"value": changed.get(key, value), "unit": "1", "spread": "none", "n": 3}
+            for key, value in values.items()
+        }
+        path = root / "data" / "results" / "cpu" / "full" / f"{chapter}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"source_hash": "x", "results": found}))
+
+
+F, P, N = "reproduced", "partly", "not reproduced"
+TURNS: list[tuple[str, dict[str, Any], str]] = [
+    ("S0-002", {}, P),
+    ("S0-002", {"ratio/tensor/bf16-scales": 4.1}, F),
+    ("S0-002", {"gap-mean/4-bits": 0.03}, N),
+    ("T-016", {}, P),
+    ("T-016", {"compiled/per-tensor-bf16": 4.1}, F),
+    ("T-016", {"compiled/per-tensor": 3.0}, N),
+    ("S0-014", {}, P),
+    ("S0-014", {f"share-of-memory/{k}/{e}": 0.5 for k in ("none", "selective") for e in ("lowest", "highest")}, F),
+    ("S0-014", {f"share-of-memory/{k}/{e}": 0.2 for k in ("none", "selective") for e in ("lowest", "highest")}, N),
+    ("S1-010", {}, P),
+    ("S1-010", {"checkpoint/blocks-reduction": 0.7}, F),
+    ("S1-010", {"checkpoint/blocks-reduction": 0.3}, N),
+    *(
+        (name, {"time/bare-checkpoint": time}, wanted)
+        for name, near in (("S1-011", 1.27), ("S3-027", 1.27), ("S4-058", 1.34))
+        for time, wanted in ((near, F), (1.44, P), (1.9, N))
+    ),
+    ("S3-049", {}, P),
+    ("S3-049", {"checkpoint/blocks-factor": 11.0, "time/bare-checkpoint": 1.33}, F),
+    ("S3-049", {"checkpoint/blocks-factor": 3.0}, N),
+    ("S4-059", {}, P),
+    ("S4-059", {"checkpoint/peak-at-16-times-the-depth": 3.8}, F),
+    ("S4-059", {"checkpoint/peak-at-16-times-the-depth": 14.0}, N),
+    *(
+        (name, changed, wanted)
+        for name in ("S4-063", "S3-053")
+        for changed, wanted in (
+            ({}, P), ({"attention/doubling/fused": 3.9}, F), ({"attention/doubling/math": 2.1}, N)
+        )
+    ),
+    ("S3-047", {}, P),
+    ("S3-047", {f"attention/fused-saves/{t}": 12.0 for t in (512, 1024, 2048)}, F),
+    ("S3-047", {f"attention/fused-saves/{t}": 2.0 for t in (512, 1024, 2048)}, N),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "changed", "wanted"), TURNS)
+def test_each_rule_follows_the_results(root: Path, name: str, changed: dict[str, Any], wanted: str) -> None:
+    put(root, changed)
+    found = next(v for v in claims.verdicts() if v.id == name)
+    assert found.verdict == wanted, found.condition
+    assert found.evidence[0].chapter in RESULTS and found.evidence[0].view == "cpu:full"
+
+
+def test_every_rule_is_turned_three_ways_and_waits_for_its_results(root: Path) -> None:
+    rules = memory_claims.RULES
+    assert {name for name, _, _ in TURNS} == set(rules)
+    for name in rules:
+        assert len({wanted for turned, _, wanted in TURNS if turned == name}) == 3
+        assert next(v for v in claims.verdicts() if v.id == name).verdict == ledger.NOT_MEASURED

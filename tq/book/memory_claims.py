@@ -1,0 +1,128 @@
+"""Rules over the results of the chapter on activation memory; see ``tq.book.claims``."""
+
+from __future__ import annotations
+
+from tq.book.ledger import NOT_REPRODUCED, PARTLY, REPRODUCED, Claim, Facts, Finding, Rule
+
+MEMORY = "activation-memory"
+GPU = "The same on a GPU."
+
+
+def _range(text: str) -> tuple[float, float]:
+    low, _, high = text.strip("~<>%").partition("-")
+    return float(low), float(high or low)
+
+
+def _graded(whole: bool, part: bool) -> str:
+    return REPRODUCED if whole else PARTLY if part else NOT_REPRODUCED
+
+
+def activation_factor(claim: Claim, facts: Facts) -> Finding:
+    """A 16-bit tensor by the claimed factor at four bits, and the loss the same as far as it can be told; in part if
+    only the whole model, which has larger tensors too, reaches the factor."""
+    n = claim.number()
+    tensor, wide = facts(MEMORY, "ratio/tensor/bf16-scales"), facts(MEMORY, "ratio/tensor/fp32-scales")
+    whole, again = facts(MEMORY, "ratio/4-bits"), facts(MEMORY, "ratio/4-bits-recompute")
+    gap = facts.entry(MEMORY, "gap-mean/4-bits")
+    costs = facts(MEMORY, "gap-mean/4-bits-recompute")
+    same = gap.get("low", gap["value"]) <= 0
+    text = f"at four bits a 16-bit tensor falls by {tensor:.2f} with bf16 scales and {wide:.2f} with fp32 ones, all "
+    text += f"that a small model keeps by {whole:.2f} (its fp32 tensors fall further) at {gap['value']:+.4f} bit "
+    text += f"a byte of loss, and with cheap results computed again by {again:.1f} at {costs:+.4f}"
+    return Finding(_graded(tensor >= n and same, whole >= n and same), text, "Peak memory of a GPU.", "medium")
+
+
+def linear_factor(claim: Claim, facts: Facts) -> Finding:
+    """The input that a linear layer keeps, by its type."""
+    n, half, full = claim.number(), facts(MEMORY, "compiled/per-tensor-bf16"), facts(MEMORY, "compiled/per-tensor")
+    text = f"what this project's linear layer keeps of its input is {half:.2f} times smaller in bf16 and {full:.2f} in "
+    text += "float32, also when compiled; the rest of a model stays"
+    return Finding(_graded(half >= n, full >= n), text, GPU, "medium")
+
+
+def activation_share(claim: Claim, facts: Facts) -> Finding:
+    """All published shapes inside the range, with and without selective recomputation; in part if the ranges meet."""
+    low, high = (value / 100 for value in _range(claim.value))
+    ends = {
+        kind: [facts(MEMORY, f"share-of-memory/{kind}/{end}") for end in ("lowest", "highest")]
+        for kind in ("none", "selective")
+    }
+    inside = all(low <= value <= high for pair in ends.values() for value in pair)
+    meets = any(pair[0] <= high and pair[1] >= low for pair in ends.values())
+    text = "by the formula of Korthikanti et al. over their four models activations take "
+    text += f"{ends['none'][0]:.0%} to {ends['none'][1]:.0%} without recomputation and "
+    text += f"{ends['selective'][0]:.0%} to {ends['selective'][1]:.0%} with the selective kind and "
+    text += "sequence parallelism"
+    return Finding(_graded(inside, meets), text, "Measured shares of a published run.", "medium")
+
+
+def checkpoint_saving(claim: Claim, facts: Facts) -> Finding:
+    """Inside the range; above it the claim is too modest, which is agreement in part."""
+    low, high = (value / 100 for value in _range(claim.value))
+    saved = facts(MEMORY, "checkpoint/blocks-reduction")
+    text = f"a checkpoint of every block saves {saved:.0%} of the bytes that the blocks keep, counted"
+    return Finding(_graded(low <= saved <= high, saved > high), text, "Coarser or finer checkpoints.", "high")
+
+
+def checkpoint_time(claim: Claim, facts: Facts) -> Finding:
+    """Within five points of the range; in part within fifteen. A third of the operations is arithmetic."""
+    low, high = (value / 100 for value in _range(claim.value))
+    added = facts(MEMORY, "time/bare-checkpoint") - 1
+
+    def near(margin: float) -> bool:
+        return low - margin <= added <= high + margin
+
+    text = (
+        f"a checkpoint of every block adds {added:.0%} to a step on a CPU; the arithmetic is 1/3, as the forward pass "
+    )
+    return Finding(_graded(near(0.05), near(0.15)), text + "runs once more", GPU, "low", "(1 + 1 + 2) / (1 + 2) - 1")
+
+
+def compute_for_memory(claim: Claim, facts: Facts) -> Finding:
+    """Ten times less memory for about a third more time; in part without the time, or with eight times."""
+    factor, added = facts(MEMORY, "checkpoint/blocks-factor"), facts(MEMORY, "time/bare-checkpoint") - 1
+    text = f"what blocks keep falls by {factor:.1f} with a checkpoint of each, for {added:.0%} more time on a CPU"
+    return Finding(_graded(factor >= 10 and added <= 0.38, factor >= 8), text, GPU, "medium")
+
+
+def square_root(claim: Claim, facts: Facts) -> Finding:
+    """Sixteen times the depth may cost four times the peak, to a quarter; twice that is agreement in part."""
+    grown = facts(MEMORY, "checkpoint/peak-at-16-times-the-depth")
+    text = f"at 16 times the depth the peak grows {grown:.2f} times if the distance of checkpoints is chosen for the "
+    text += "depth; one for every block grows linearly"
+    return Finding(_graded(3 <= grown <= 5, grown <= 8), text, "Another placement.", "high", "sqrt(16) = 4")
+
+
+def quadratic_attention(claim: Claim, facts: Facts) -> Finding:
+    """Doubling the context: four times, by the plain and by the fused kernel; in part if only the plain one does."""
+    plain, fused = facts(MEMORY, "attention/doubling/math"), facts(MEMORY, "attention/doubling/fused")
+    text = (
+        f"what attention keeps grows {plain:.2f} times with twice the context without a fused kernel and {fused:.2f} "
+    )
+    text += "times with one. Its compute was not measured here"
+    return Finding(_graded(plain >= 3.5 and fused >= 3.5, plain >= 3.5), text, GPU, "high")
+
+
+def fused_saving(claim: Claim, facts: Facts) -> Finding:
+    """Every measured context inside the range; in part if some are."""
+    low, high = _range(claim.value)
+    factors = {t: facts(MEMORY, f"attention/fused-saves/{t}") for t in (512, 1024, 2048)}
+    inside = [low <= factor <= high for factor in factors.values()]
+    text = "a factor that grows with the context: " + ", ".join(f"{f:.1f} at {t}" for t, f in factors.items())
+    return Finding(_graded(all(inside), any(inside)), text, "A GPU's fused kernel.", "medium")
+
+
+RULES: dict[str, Rule] = {
+    "S0-002": activation_factor,
+    "T-016": linear_factor,
+    "S0-014": activation_share,
+    "S1-010": checkpoint_saving,
+    "S1-011": checkpoint_time,
+    "S3-027": checkpoint_time,
+    "S4-058": checkpoint_time,
+    "S3-049": compute_for_memory,
+    "S4-059": square_root,
+    "S4-063": quadratic_attention,
+    "S3-053": quadratic_attention,
+    "S3-047": fused_saving,
+}

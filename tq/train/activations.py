@@ -1,0 +1,355 @@
+"""Activations kept for backward as codes of a few bits: a context for eager models, a linear layer for compiled ones.
+
+Sources: ActNN (Chen et al. 2021) and GACT (Liu et al. 2022) for training from quantized activations with unbiased
+noise; Korthikanti et al. 2022 for what a transformer keeps and which of it is cheap to compute again. What an operation
+saves is named by that operation: the model needs no change. Kept exact: integers, the results of softmax, exponentials
+and losses, statistics of norms and of attention, whatever is not float32, bfloat16 or float16, and small tensors.
+Parameters, buffers, inputs and low-precision copies of weights are no activations: somebody else holds them. Refused:
+compilation, whose products have no operations to be named by; a compiled model runs uncompiled in the context, and
+``tq.train.linear`` has a layer for those.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import checkpoint
+
+from tq.quant.bits import pack, unpack
+from tq.quant.codec import DTYPES, Codec
+
+_OPERATIONS = {
+    "linear": "linear conv1d conv2d conv3d",
+    "matmul": "matmul __matmul__ mm bmm addmm baddbmm einsum",
+    "attention": "scaled_dot_product_attention",
+    "norm": "rms_norm layer_norm group_norm batch_norm",
+    "nonlinearity": "gelu silu mish hardswish softplus",
+    "product": "mul __mul__ __rmul__ multiply square pow __pow__ div __truediv__",
+    "mask": "relu relu_ dropout",
+}
+_KIND_OF = {name: kind for kind, names in _OPERATIONS.items() for name in names.split()}
+_ATTENDED = ("query", "key", "value")
+_RECOMPUTED = {"norm": ("rms_norm", "layer_norm", "group_norm"), "nonlinearity": ("gelu", "silu", "mish", "hardswish")}
+_CASTS = ("to", "type", "type_as", "float", "bfloat16", "half")
+_VIEWS = ("TBackward0", "TransposeBackward0", "PermuteBackward0", "ViewBackward0", "ToCopyBackward0", "AliasBackward0")
+
+_Key = tuple[Any, ...]
+
+# What can be coded, and with how many bits: as few as cost a gradient little (chapter activation-memory). Masks take
+# one bit and are exact; what is not listed stays as it is.
+BITS: Mapping[str, int | None] = {
+    "linear": 4, "matmul": 4, "query": 4, "key": 4, "value": 3, "attention": 4, "norm": 4, "nonlinearity": 3,
+    "product": 4, "checkpoint": 4,
+}  # fmt: skip
+EXACT: Mapping[str, int | None] = dict.fromkeys(BITS)  # to count what would be kept, and change nothing
+RECOMPUTE = tuple(_RECOMPUTED)
+
+
+class Report:
+    """Bytes that autograd keeps for backward, as counted while the forward pass ran; each tensor once.
+
+    ``by_kind``: {kind: (bytes before, bytes after)}. Recomputed tensors count before, not after; the internals of a
+    recomputed norm never come to be, so a whole saving is taken against a run with ``bits=EXACT``.
+    """
+
+    def __init__(self) -> None:
+        self.by_kind: dict[str, tuple[int, int]] = {}
+
+    def count(self, kind: str, before: int, after: int) -> None:
+        so_far = self.by_kind.get(kind, (0, 0))
+        self.by_kind[kind] = (so_far[0] + before, so_far[1] + after)
+
+    @property
+    def bytes_before(self) -> int:
+        return sum(before for before, _ in self.by_kind.values())
+
+    @property
+    def bytes_after(self) -> int:
+        return sum(after for _, after in self.by_kind.values())
+
+
+def compress_activations(
+    codec: Codec | None = None,
+    bits: int | Mapping[str, int | None] | None = None,
+    *,
+    recompute: Collection[str] = (),
+    min_elements: int = 1024,
+    step: int = 0,
+) -> AbstractContextManager[Report]:
+    """Context in which autograd keeps codes instead of floating-point activations; backward may run in or after it.
+
+    Gradients stay unbiased as far as they are linear in what was saved (linear layers, convolutions, products of
+    independent codes); through the derivative of a norm, a nonlinearity or a softmax the noise enters at second order.
+    Composes with autocast, DDP and ``torch.utils.checkpoint(use_reentrant=False)``, whose inputs are then coded.
+
+    Arguments:
+        codec: how to code; its bits are not used, and a value that is not finite propagates. None means blocks of 128,
+            an unbiased scale and bfloat16 scales.
+        bits: 1-8 for every kind, or {kind: 1-8, or None to keep it exact} for some kinds of ``BITS``, which has the
+            others. Kinds: the operation that saved the tensor, "query", "key" and "value" of an attention, "attention"
+            for its result, "checkpoint" for what a checkpoint or another ``autograd.Function`` saves of its inputs.
+        recompute: of "norm" and "nonlinearity": their results are computed again from their coded inputs.
+        min_elements: smaller tensors stay exact.
+        step: number of the training step; another one gives other rotations, so that errors average out.
+
+    Yields:
+        the ``Report``, complete when the forward pass is.
+    """
+    codec = Codec(scale_dtype=torch.bfloat16) if codec is None else codec
+    if not isinstance(codec, Codec):
+        raise TypeError(f"codec must be a tq.Codec or None, got {type(codec).__name__}")
+    wanted = dict.fromkeys(BITS, bits) if isinstance(bits, int) else {**BITS, **(bits or {})}
+    if unknown := set(wanted) - set(BITS):
+        raise ValueError(f"bits must be for kinds among {', '.join(BITS)}, got {sorted(unknown)}")
+    if unknown := set(recompute) - set(RECOMPUTE):
+        raise ValueError(f"recompute must be among {', '.join(RECOMPUTE)}, got {sorted(unknown)}")
+    for name, value, low in (("min_elements", min_elements, 1), ("step", step, 0)):
+        if not isinstance(value, int) or value < low:
+            raise ValueError(f"{name} must be an int of at least {low}, got {value!r}")
+    codecs = {kind: _with_bits(codec, b) for kind, b in wanted.items() if b is not None}
+    return _compressing(_Watch(codecs, frozenset(recompute), min_elements, step))
+
+
+def _with_bits(codec: Codec, bits: int) -> Codec:
+    scale = torch.float32 if bits > 6 else codec.scale_dtype
+    return dataclasses.replace(codec, bits=bits, scale_dtype=scale, nonfinite="propagate")
+
+
+@contextmanager
+def _compressing(watch: _Watch) -> Iterator[Report]:
+    # A model that is compiled has imported this; asking for it otherwise would cost a second.
+    eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+    with eager, watch, torch.autograd.graph.saved_tensors_hooks(watch.pack, _restored):
+        try:
+            yield watch.report
+        finally:
+            watch.recipes.clear()
+
+
+class _Kept:
+    """What is kept of one stretch of memory. ``restore`` gives it back: flat in storage order, or as it was shaped.
+
+    The weak reference keeps the address of the storage from being given to another one, not its memory.
+    """
+
+    def __init__(self, tensor: Tensor, restore: Callable[[], Tensor]):
+        self.storage, self.restore = StorageWeakRef(tensor.untyped_storage()), restore
+
+
+class _Saved(NamedTuple):
+    """One saved tensor: its own view of what is kept."""
+
+    kept: _Kept
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    dense: bool
+
+
+class _Call(NamedTuple):
+    """The operation that runs."""
+
+    kind: str
+    tensors: list[Tensor]  # its arguments
+
+
+class _Watch(TorchFunctionMode):
+    """Sees every operation go by, and what it saves."""
+
+    def __init__(self, codecs: Mapping[str, Codec], recompute: frozenset[str], min_elements: int, step: int):
+        super().__init__()
+        self.codecs, self.recompute, self.min_elements, self.step = codecs, recompute, min_elements, step
+        self.report = Report()
+        self.call: _Call | None = None
+        self.coded = 0
+        self.kept: WeakValueDictionary[_Key, _Kept] = WeakValueDictionary()
+        self.recipes: dict[_Key, _Kept] = {}  # of results that are alive and were not saved yet
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        call = partial(func, **(kwargs or {}))
+        name = getattr(func, "__name__", "")
+        kind = _KIND_OF.get(name, "other")
+        again = name in _RECOMPUTED.get(kind, ()) and kind in self.recompute and torch.is_grad_enabled()
+        tensors = [x for x in (*args, *(kwargs or {}).values()) if _ordinary(x)]
+        before, self.call = self.call, _Call(kind, tensors)
+        try:
+            if again and kind == "norm" and self._on_top():
+                result = checkpoint(call, *args, use_reentrant=False, preserve_rng_state=False)
+            else:
+                result = call(*args)
+        finally:
+            self.call = before
+        if again and args and tensors and args[0] is tensors[0]:
+            self._remember(result, call, args, tensors[1:])
+        elif self.recipes and name in _CASTS and _ordinary(result) and result is not args[0]:
+            self._remember_cast(result, args[0])
+        return result
+
+    def _on_top(self) -> bool:
+        """Whether what is saved now comes here; inside a checkpoint it does not, and must be saved as in its rerun."""
+        hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
+        return hooks is not None and hooks[0] == self.pack
+
+    def _remember(
+        self, result: Tensor, call: Callable[..., Tensor], args: tuple[Any, ...], weights: list[Tensor]
+    ) -> None:
+        """``result`` can be computed again from what is kept of the first argument."""
+        source = self.kept.get(_key(args[0]))
+        if source is None or not all(x.is_leaf for x in weights) or not _dense(result):
+            return
+        saved, rest = _Saved(source, *_view(args[0])), args[1:]
+        device, shape, stride = result.device.type, result.shape, result.stride()
+        dtype, enabled = torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
+
+        def restore() -> Tensor:
+            with torch.no_grad(), torch.autocast(device, dtype, enabled):
+                y = call(_restored(saved), *rest)
+            if y.stride() != stride:
+                y = torch.empty_strided(shape, stride, dtype=y.dtype, device=y.device).copy_(y)
+            return y.as_strided((y.numel(),), (1,))
+
+        self._put_down(result, restore)
+
+    def _remember_cast(self, result: Tensor, source: Tensor) -> None:
+        recipe, dtype = self.recipes.get(_key(source)), result.dtype
+        if recipe is not None and _dense(result) and result.stride() == source.stride():
+            again = recipe.restore
+            self._put_down(result, lambda: again().to(dtype))
+
+    def _put_down(self, result: Tensor, restore: Callable[[], Tensor]) -> None:
+        self.recipes = {key: kept for key, kept in self.recipes.items() if not kept.storage.expired()}
+        self.recipes[_key(result)] = _Kept(result, restore)
+
+    def pack(self, tensor: Tensor) -> Tensor | _Saved:
+        """Hook of autograd: what to keep of ``tensor``, which the running operation saves."""
+        kind = self._kind(tensor)
+        if kind is None:
+            return tensor
+        source = self._uncast(tensor, kind)
+        key = _key(source, kind == "mask")  # a relu keeps one bit of what the next layer keeps whole
+        kept = self.kept.get(key) or self.recipes.pop(key, None)
+        if kept is None:
+            kept, after = self._keep(source.detach(), kind)
+        elif key in self.kept:
+            return _Saved(kept, *_view(tensor))
+        else:
+            after = 0
+        self.kept[key] = kept
+        self.report.count(kind, _nbytes(tensor), after)
+        return _Saved(kept, *_view(tensor))
+
+    def _uncast(self, tensor: Tensor, kind: str) -> Tensor:
+        """The input of a linear layer that autocast cast into ``tensor``: layers that share it share its code."""
+        if kind != "linear" or self.call is None or not self.call.tensors:
+            return tensor
+        given = self.call.tensors[0]
+        cast = given.dtype != tensor.dtype and given.numel() == tensor.numel() and _dense(given) and _dense(tensor)
+        return given if cast and (kind in self.codecs or _key(given) in self.recipes) else tensor
+
+    def _kind(self, tensor: Tensor) -> str | None:
+        """Kind of an activation; None for what somebody else holds."""
+        if not _ordinary(tensor) or tensor.requires_grad and tensor.is_leaf:
+            return None
+        call = self.call
+        here = tensor.untyped_storage().data_ptr()
+        given = call is not None and any(x.untyped_storage().data_ptr() == here for x in call.tensors)
+        if not tensor.requires_grad:
+            if call is not None and call.kind == "linear" and not given:
+                return None  # a frozen weight, as autocast casts it
+            if call is not None and call.kind == "mask" and not given and tensor.is_floating_point():
+                return "mask"  # dropout on a CPU saves it scaled
+            if tensor.is_floating_point():
+                return "statistics" if call is not None and not given else None
+            return "integer" if tensor.dtype != torch.bool else "mask"
+        node: Any = tensor.grad_fn
+        while node is not None and type(node).__name__ in _VIEWS:
+            node = node.next_functions[0][0]
+        if type(node).__name__ == "AccumulateGrad":  # a weight, transposed or as autocast casts it
+            return None
+        if call is None:
+            return "checkpoint"
+        if call.kind == "norm" and tensor.numel() < max((x.numel() for x in call.tensors), default=0):
+            return "statistics"  # they scale whole rows
+        if call.kind == "mask":
+            return "mask" if type(node).__name__ == "ReluBackward0" else "other"
+        if call.kind == "attention":
+            places = {x.data_ptr(): name for x, name in zip(call.tensors[:3][::-1], _ATTENDED[::-1], strict=False)}
+            return places.get(tensor.data_ptr(), "attention")
+        return call.kind
+
+    def _keep(self, tensor: Tensor, kind: str) -> tuple[_Kept, int]:
+        """What is kept of ``tensor``, and its bytes."""
+        flat = tensor.as_strided((tensor.numel(),), (1,)) if _dense(tensor) else tensor
+        codec = self.codecs.get(kind)
+        if kind == "mask" and 0 not in tensor.stride():
+            return _keep_mask(flat)
+        small = tensor.numel() < self.min_elements
+        if codec is None or tensor.dtype not in DTYPES or small or 0 in tensor.stride():
+            return _Kept(tensor, lambda: flat), _nbytes(tensor)
+        self.coded += 1
+        encoded = (chosen := codec.derive("activation", self.step, self.coded)).encode(flat)
+        return _Kept(tensor, lambda: chosen.decode(encoded)), encoded.nbytes
+
+
+def _restored(saved: Tensor | _Saved) -> Tensor:
+    """Hook of autograd, the inverse of ``_Watch.pack``: same shape, strides, dtype and device."""
+    if isinstance(saved, Tensor):
+        return saved
+    base = saved.kept.restore()
+    base = base.as_strided(saved.shape, saved.stride) if saved.dense else base.view(saved.shape)
+    return base.to(saved.dtype)
+
+
+def _keep_mask(flat: Tensor) -> tuple[_Kept, int]:
+    """A tensor of two values, zero and another, at one bit an element."""
+    code, shape, dtype = pack((flat != 0).reshape(1, -1), 1), flat.shape, flat.dtype
+    other = flat.amax() if dtype != torch.bool and flat.numel() else None
+
+    def restore() -> Tensor:
+        mask = unpack(code, 1, math.prod(shape)).view(shape)
+        return mask.bool() if other is None else mask.to(dtype) * other
+
+    return _Kept(flat, restore), code.nbytes
+
+
+def _ordinary(x: Any) -> bool:
+    """Whether x is a tensor with memory of its own; sparse and distributed ones are left alone."""
+    return type(x) in (Tensor, torch.nn.Parameter) and x.layout == torch.strided
+
+
+def _dense(tensor: Tensor) -> bool:
+    """Whether the elements fill one stretch of memory, each once, in whatever order."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _view(tensor: Tensor) -> tuple[torch.Size, tuple[int, ...], torch.dtype, bool]:
+    return tensor.shape, tensor.stride(), tensor.dtype, _dense(tensor)
+
+
+def _nbytes(tensor: Tensor) -> int:
+    return min(tensor.nbytes, tensor.untyped_storage().nbytes())  # the first is larger for an expanded tensor
+
+
+def _key(tensor: Tensor, mask: bool = False) -> _Key:
+    """Equal for views of the same elements in the same state; unique while the storage is known to a ``_Kept``."""
+    place = (tensor.numel(),) if _dense(tensor) else (tensor.shape, tensor.stride())
+    storage = tensor.untyped_storage()._cdata
+    return storage, tensor.storage_offset(), tensor.dtype, tensor._version, mask, *place

@@ -1,0 +1,164 @@
+"""A linear layer that keeps a code of its input for backward, also under ``torch.compile``.
+
+Saved-tensor hooks do not see inside a compiled model. Here the code is made by an operation that the compiler knows
+nothing about: it can neither fold it nor compute it again, so what it hands from forward to backward is the payload and
+the scales. Refused: layers other than ``torch.nn.Linear``; nonlinearities and norms keep what the compiler decides.
+
+Shapes: x [..., I] inputs, y [..., O] outputs, N blocks, W packed bytes a block.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tq.quant.codec import Code, Codec
+
+
+def _spell(codec: Codec) -> str:
+    """The codec as text, which an operation can take as an argument."""
+    return json.dumps(dataclasses.asdict(codec) | {"scale_dtype": str(codec.scale_dtype).removeprefix("torch.")})
+
+
+@lru_cache(maxsize=256)
+def _read(text: str) -> Codec:
+    fields = json.loads(text)
+    return Codec(**fields | {"scale_dtype": getattr(torch, fields["scale_dtype"])})
+
+
+@torch.library.custom_op("tq::encode", mutates_args=())
+def encode(x: Tensor, codec: str, step: Tensor) -> tuple[Tensor, Tensor]:
+    """(payload [N, W], scales [N]) of x; ``step``, int64 of one element, names the rotation."""
+    code = _read(codec).derive("linear", int(step)).encode(x)
+    return code.payload, code.scales
+
+
+@encode.register_fake
+def _(x: Tensor, codec: str, step: Tensor) -> tuple[Tensor, Tensor]:
+    chosen = _read(codec)
+    blocks = (x.numel() + chosen.block - 1) // chosen.block
+    payload = x.new_empty((blocks, chosen.packed_bytes), dtype=torch.uint8)
+    return payload, x.new_empty((blocks,), dtype=chosen.scale_dtype)
+
+
+@torch.library.custom_op("tq::decode", mutates_args=())
+def decode(payload: Tensor, scales: Tensor, shape: list[int], dtype: torch.dtype, codec: str, step: Tensor) -> Tensor:
+    """The tensor of this shape and dtype that ``tq::encode`` coded."""
+    chosen = _read(codec).derive("linear", int(step))
+    return chosen.decode(Code(chosen, tuple(shape), dtype, payload, scales))
+
+
+@decode.register_fake
+def _(payload: Tensor, scales: Tensor, shape: list[int], dtype: torch.dtype, codec: str, step: Tensor) -> Tensor:
+    return payload.new_empty(shape, dtype=dtype)
+
+
+@torch.library.custom_op("tq::linear", mutates_args=())
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, payload: Tensor, scales: Tensor, codec: str, step: Tensor
+) -> Tensor:
+    """x @ weight.T + bias; for backward it keeps the code of x, the weight and nothing else."""
+    return F.linear(x, weight, bias)
+
+
+@linear.register_fake
+def _(
+    x: Tensor, weight: Tensor, bias: Tensor | None, payload: Tensor, scales: Tensor, codec: str, step: Tensor
+) -> Tensor:
+    return x.new_empty((*x.shape[:-1], weight.shape[0]))
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, weight, bias, payload, scales, ctx.codec, step = inputs
+    ctx.save_for_backward(weight, payload, scales, step)
+    ctx.shape, ctx.dtype, ctx.bias = list(x.shape), x.dtype, bias is not None
+
+
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    weight, payload, scales, step = ctx.saved_tensors
+    rows = gradient.reshape(-1, gradient.shape[-1])  # [rows, O]
+    for_x = gradient @ weight if ctx.needs_input_grad[0] else None
+    for_weight = None
+    if ctx.needs_input_grad[1]:
+        x = torch.ops.tq.decode(payload, scales, ctx.shape, ctx.dtype, ctx.codec, step)
+        for_weight = rows.T @ x.reshape(-1, x.shape[-1])
+    for_bias = rows.sum(0) if ctx.bias and ctx.needs_input_grad[2] else None
+    return for_x, for_weight, for_bias, None, None, None, None
+
+
+linear.register_autograd(_backward, setup_context=_setup)
+
+
+class _Clock:
+    """Names the rotation of a forward pass; ``step`` lies on the host, where it is read."""
+
+    def __init__(self) -> None:
+        self.step = torch.zeros((), dtype=torch.int64)
+
+    def tick(self, *called: Any) -> None:
+        self.step = self.step + 1  # a new tensor: backward still needs the old one
+
+
+class CompressedLinear(nn.Linear):
+    """``torch.nn.Linear`` that shares the parameters of ``layer`` and keeps its input coded.
+
+    Layers that read the same tensor with the same codec and clock make the same code: a compiler, which merges equal
+    operations, keeps it once.
+
+    Arguments:
+        layer: the layer to stand in for; its parameters are shared, not copied.
+        codec: None means 4 bits, blocks of 128, an unbiased scale and bfloat16 scales.
+        clock: of ``replace_linears``; None means one of its own, which every forward pass moves on.
+    """
+
+    def __init__(self, layer: nn.Linear, codec: Codec | None = None, clock: _Clock | None = None):
+        if type(layer) is not nn.Linear:
+            raise TypeError(f"layer must be a torch.nn.Linear, got {type(layer).__name__}")
+        codec = Codec(scale_dtype=torch.bfloat16) if codec is None else codec
+        if not isinstance(codec, Codec):
+            raise TypeError(f"codec must be a tq.Codec or None, got {type(codec).__name__}")
+        super().__init__(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
+        self.weight, self.bias = layer.weight, layer.bias
+        self.codec = _spell(dataclasses.replace(codec, nonfinite="propagate"))
+        self.clock = clock or _Clock()
+        if clock is None:
+            self.register_forward_pre_hook(self.clock.tick)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight: Tensor = self.weight
+        bias: Tensor | None = self.bias
+        device = x.device.type
+        if torch.is_autocast_enabled(device):
+            dtype = torch.get_autocast_dtype(device)
+            x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+        if not (torch.is_grad_enabled() and weight.requires_grad):
+            return F.linear(x, weight, bias)
+        payload, scales = torch.ops.tq.encode(x.detach(), self.codec, self.clock.step)
+        return torch.ops.tq.linear(x, weight, bias, payload, scales, self.codec, self.clock.step)
+
+
+def replace_linears(model: nn.Module, codec: Codec | None = None) -> list[str]:
+    """Put a ``CompressedLinear`` in the place of every ``torch.nn.Linear`` inside ``model``; before it is compiled.
+
+    Every forward pass of ``model`` takes other rotations than the one before.
+
+    Returns:
+        the names of the layers. Parameters stay the same objects, so an optimizer that holds them goes on, and so does
+        a ``state_dict``. A model without such layers raises ValueError.
+    """
+    names = [name for name, module in model.named_modules() if type(module) is nn.Linear and name]
+    if not names:
+        raise ValueError(f"model must hold torch.nn.Linear layers, got {type(model).__name__} without any")
+    clock = _Clock()
+    for name in names:
+        parent, _, own = name.rpartition(".")
+        holder = model.get_submodule(parent)
+        setattr(holder, own, CompressedLinear(getattr(holder, own), codec, clock))
+    model.register_forward_pre_hook(clock.tick)
+    return names

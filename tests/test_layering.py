@@ -32,6 +32,9 @@ FLOORS = {
     "tq.quant.dispatch": Floor(
         inside=("tq.quant", "tq.kernels"), outside=frozenset({"torch", "numpy"}), lazy=frozenset({"numba", "triton"})
     ),
+    "tq.quant.logscale": Floor(  # the door to the kernels of its own codec
+        inside=("tq.quant", "tq.kernels"), outside=frozenset({"torch", "numpy"}), lazy=frozenset({"numba"})
+    ),
     "tq.train": Floor(
         inside=("tq.quant", "tq.train"),
         outside=frozenset({"torch", "numpy"}),

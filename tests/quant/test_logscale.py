@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import pytest
 import torch
@@ -81,3 +82,32 @@ def test_it_repeats_and_draws_nothing():
 def test_bad_settings_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         LogCodec(**settings)
+
+
+@pytest.mark.parametrize("bits", (2, 4, 8))
+@pytest.mark.parametrize("n", (1, 130, 128 * 17 + 5, 200_000))
+def test_the_kernel_gives_the_bits_of_the_reference(bits, n, monkeypatch):
+    """Whatever the blocks hold, and on any number of threads."""
+    codec, v = LogCodec(bits), moments(n)
+    v[::7] = 0.0
+    v[n // 2] = 2.0**-149
+    v[-1] = 3e38
+    if n > 1000:
+        v[300], v[500] = math.nan, math.inf
+        v[640:768], v[768:896] = 0.0, 5.0
+        v[900] = -1.0
+    threads, found = torch.get_num_threads(), []
+    try:
+        for count in (1, 3):
+            torch.set_num_threads(count)
+            code = codec.encode(v, 3)
+            found.append((*code, codec.decode(*code, n)))
+    finally:
+        torch.set_num_threads(threads)
+    monkeypatch.setattr("tq.quant.logscale._cpu", lambda: None)
+    code = codec.encode(v, 3)
+    assert n < 1000 or "tq.kernels.logscale" in sys.modules
+    for kernel in found:
+        bad = code[1][:, 1] == 0x7FC0  # whose codes mean nothing
+        assert torch.equal(kernel[0][~bad], code[0][~bad]) and torch.equal(kernel[1], code[1])
+        assert torch.equal(kernel[2].nan_to_num(-1.0), codec.decode(*code, n).nan_to_num(-1.0))

@@ -22,7 +22,7 @@ from pathlib import Path
 from tq.book import paths
 
 # kernels that results of a device cannot depend on, unless a notebook imports them itself
-ELSEWHERE = {"cpu": ("gpu",), "cuda": ("cpu", "simd")}
+ELSEWHERE = {"cpu": ("gpu",), "cuda": ("cpu", "simd", "logscale")}
 PRODUCED = ("results", "tables", "figures")  # folders of data/ that hold what the book made
 
 

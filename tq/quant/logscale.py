@@ -15,6 +15,9 @@ Shapes: N blocks, B block size.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
+from importlib.util import find_spec
+from types import ModuleType
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +27,23 @@ from tq.quant.rotation import derive_seed
 
 RANGE = 30  # octaves of a block that are told apart
 _OCTAVE, _INFINITY, _NAN = 1 << 23, 0x7F800000, 0x7FC0
+
+
+@lru_cache(maxsize=1)
+def _cpu() -> ModuleType | None:
+    """The CPU kernels; None where Numba is not installed or cannot run."""
+    if find_spec("numba") is None:
+        return None
+    try:
+        from tq.kernels import logscale
+    except ImportError:
+        return None
+    return logscale
+
+
+def _kernel(x: Tensor) -> ModuleType | None:
+    """What works on ``x`` faster than PyTorch's operations, and gives the same."""
+    return _cpu() if x.device.type == "cpu" and x.numel() else None
 
 
 @dataclass(frozen=True)
@@ -49,6 +69,13 @@ class LogCodec:
 
         step: seeds the rounding. A block with a NaN, an infinity or a negative number decodes to NaN.
         """
+        kernel = _kernel(v)
+        if kernel is not None:
+            blocks = -(-v.numel() // self.block)
+            codes = torch.empty(blocks, self.block * self.bits // 8, dtype=torch.uint8)
+            ranges, words = torch.empty(blocks, 2, dtype=torch.int16), self._words(blocks * self.block, "cpu", step)
+            kernel.encode(v.contiguous(), codes, ranges, words, self.block, self.bits, RANGE)
+            return codes, ranges
         v_NB = F.pad(v.reshape(-1), (0, -v.numel() % self.block)).view(-1, self.block)
         place_NB = v_NB.view(torch.int32)
         high = place_NB.amax(1, keepdim=True)
@@ -67,6 +94,11 @@ class LogCodec:
 
     def decode(self, codes: Tensor, ranges: Tensor, numel: int) -> Tensor:
         """fp32 [numel]; the inverse of ``encode`` up to its rounding."""
+        kernel = _kernel(codes)
+        if kernel is not None:
+            out = torch.empty(numel)
+            kernel.decode(codes, ranges, out, self.block, self.bits)
+            return out
         index = self._unpack(codes)
         low, width = self._grid(ranges)
         levels = self._level(low, width, (index.float() - 1.0).clamp_min_(0.0)).mul_(index != 0)
@@ -83,12 +115,16 @@ class LogCodec:
         return (low + (index * width).int()).view(torch.float32)
 
     @staticmethod
-    def _dither(like_NB: Tensor, step: int) -> Tensor:
+    def _words(count: int, device: torch.device | str, step: int) -> Tensor:
+        """int16 [count] at random, from the step's number."""
+        generator = torch.Generator(device).manual_seed(derive_seed(0, "log", step) & 0x7FFFFFFFFFFFFFFF)
+        words = torch.empty(count // 4, dtype=torch.int64, device=device)
+        return words.random_(-(1 << 63), None, generator=generator).view(torch.int16)
+
+    def _dither(self, like_NB: Tensor, step: int) -> Tensor:
         """Uniform in (0, 1), 16 bits of randomness each."""
-        generator = torch.Generator(like_NB.device).manual_seed(derive_seed(0, "log", step) & 0x7FFFFFFFFFFFFFFF)
-        words = torch.empty(like_NB.numel() // 4, dtype=torch.int64, device=like_NB.device)
-        words.random_(-(1 << 63), None, generator=generator)
-        return words.view(torch.int16).view(like_NB.shape).float().add_(32768.5).mul_(1 / 65536)
+        words = self._words(like_NB.numel(), like_NB.device, step)
+        return words.view(like_NB.shape).float().add_(32768.5).mul_(1 / 65536)
 
     def _pack(self, codes: Tensor) -> Tensor:
         packed, parts = codes[:, :: 8 // self.bits].clone(), 8 // self.bits

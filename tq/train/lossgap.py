@@ -97,8 +97,8 @@ def train(run: dict[str, Any], device: str = "cpu") -> dict[str, Any]:
 
     Returns:
         losses (float32 [steps done]) and valid in nats a token; bits sent an element and step, relative to an
-        all-reduce that sends each element twice; drift between replicas; steps skipped; seconds; state bytes a
-        parameter; diverged: step at which a loss or gradient was not finite, or None.
+        all-reduce that sends each element twice; drift between replicas; steps skipped; state bytes a parameter;
+        diverged: step at which a loss or gradient was not finite, or None.
     """
     given: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in run.items()}
     chosen = Run(**given)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -39,3 +43,28 @@ def test_a_failing_task_keeps_the_others(tmp_path: Path) -> None:
 def test_a_run_is_its_differing_fields() -> None:
     run = Run(bits=(2, 3), seed=5)
     assert fields(run) == {"bits": [2, 3], "seed": 5} and fields(Run()) == {}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux's")
+def test_workers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
+    script = tmp_path / "run.py"
+    long = {**SHORT, "steps": 100_000}
+    script.write_text(
+        "from pathlib import Path\nfrom tq.book import tasks\nfrom tq.train.lossgap import train\n"
+        f"if __name__ == '__main__':\n    runs = [{long!r}, {{**{long!r}, 'seed': 1}}]\n"
+        f"    tasks.outcomes(train, runs, Path({str(tmp_path)!r}), jobs=2)\n"
+    )
+    parent = subprocess.Popen([sys.executable, str(script)], cwd=Path(__file__).resolve().parents[2])
+    try:
+        deadline, workers = time.monotonic() + 60, []
+        while len(workers) < 2 and time.monotonic() < deadline:
+            children = psutil.Process(parent.pid).children(recursive=True)
+            workers = [child for child in children if "spawn_main" in " ".join(child.cmdline())]
+            time.sleep(0.1)
+        assert len(workers) == 2
+        time.sleep(3.0)  # past their start, where the wish to end is made known
+    finally:
+        parent.kill()
+        parent.wait()
+    _, alive = psutil.wait_procs(workers, timeout=10)
+    assert not alive

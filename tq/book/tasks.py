@@ -7,10 +7,13 @@ model again, an edited optimizer does. So a run that was killed goes on where it
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import io
 import json
 import os
+import signal
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from importlib import import_module
@@ -40,6 +43,12 @@ def _key(function: Callable[..., Any], arguments: dict[str, Any], device: str) -
 def folder(chapter: str, device: str, profile: str) -> Path:
     """Where the outcomes of a chapter's tasks are kept; ``reproduce --force`` empties it."""
     return paths.place("tasks", device, profile, chapter, paths.build())
+
+
+def _end_with_parent() -> None:
+    """A worker that outlived the chapter would train for nobody. Linux only; elsewhere it ends with its task."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def _compute(module: str, name: str, arguments: dict[str, Any], device: str, threads: int) -> bytes:
@@ -76,7 +85,8 @@ def outcomes(
         previous = os.environ.get("OMP_NUM_THREADS")
         os.environ["OMP_NUM_THREADS"] = "1"  # of the processes that are started below
         try:
-            with ProcessPoolExecutor(min(jobs, len(missing)), get_context("spawn")) as pool:
+            count, method = min(jobs, len(missing)), get_context("spawn")
+            with ProcessPoolExecutor(count, method, initializer=_end_with_parent) as pool:
                 running = {
                     pool.submit(_compute, function.__module__, function.__qualname__, task, device, 1): path
                     for path, task in missing.items()

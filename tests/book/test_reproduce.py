@@ -51,10 +51,14 @@ def noted(root: Path) -> list[str]:
 
 
 def start(root: Path, *arguments: str) -> subprocess.Popen[bytes]:
+    def interruptible() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell that starts the tests in the background ignores it
+
     with open(root / "log", "wb") as log:
         return subprocess.Popen(
-            h.command("reproduce", *arguments), env=h.environment(root), cwd=root, stdout=log, stderr=log
-        )
+            h.command("reproduce", *arguments), env=h.environment(root), cwd=root, stdout=log, stderr=log,
+            preexec_fn=interruptible,
+        )  # fmt: skip
 
 
 def lives(process: psutil.Process) -> bool:

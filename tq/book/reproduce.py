@@ -254,7 +254,7 @@ def reproduce(
 
 
 def _locked(names: Sequence[str], device: str, profile: str, jobs: int, force: bool, book: bool) -> int:
-    from tq.book import compare, tasks
+    from tq.book import compare
     from tq.book.build import build_book
 
     if not names:
@@ -264,7 +264,7 @@ def _locked(names: Sequence[str], device: str, profile: str, jobs: int, force: b
         why = runs.why_run(name, device, profile)
         if force:
             shutil.rmtree(runs.pieces(name, device, profile), ignore_errors=True)
-            shutil.rmtree(tasks.folder(name, device, profile), ignore_errors=True)
+            shutil.rmtree(runs.tasks(name, device, profile), ignore_errors=True)
         if why is None and not force:
             runs.publish(name, device, profile)  # nbval or a run by hand may have written there since
             stamp = runs.stamp(name, device, profile) or {}

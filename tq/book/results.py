@@ -243,9 +243,10 @@ class Chapter:
         self, function: Callable[..., Any], tasks: Sequence[dict[str, Any]], jobs: int | None = None
     ) -> list[Any]:
         """``function(task, device=...)`` of every task, kept as ``tq.book.tasks`` says: longer than pieces."""
-        from tq.book import tasks as kept
+        from tq.book import runs
+        from tq.book.tasks import outcomes
 
-        return kept.outcomes(function, tasks, kept.folder(self.name, self.device, self.profile), self.device, jobs)
+        return outcomes(function, tasks, runs.tasks(self.name, self.device, self.profile), self.device, jobs)
 
 
 def chapter(

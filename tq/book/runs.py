@@ -92,6 +92,11 @@ def pieces(chapter: str, device: str, profile: str) -> Path:
     return paths.place("pieces", device, profile, chapter, paths.build())
 
 
+def tasks(chapter: str, device: str, profile: str) -> Path:
+    """The folder of the outcomes of the chapter's tasks; ``reproduce --force`` empties it."""
+    return paths.place("tasks", device, profile, chapter, paths.build())
+
+
 def publish(chapter: str, device: str, profile: str) -> None:
     """Puts the results, tables and figures of the last finished run where fresh results are looked for."""
     run = folder(device, profile) / f"{chapter}.run"

@@ -40,11 +40,6 @@ def _key(function: Callable[..., Any], arguments: dict[str, Any], device: str) -
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def folder(chapter: str, device: str, profile: str) -> Path:
-    """Where the outcomes of a chapter's tasks are kept; ``reproduce --force`` empties it."""
-    return paths.place("tasks", device, profile, chapter, paths.build())
-
-
 def _end_with_parent() -> None:
     """A worker that outlived the chapter would train for nobody. Linux only; elsewhere it ends with its task."""
     if sys.platform == "linux":

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 PARAMETERS = 'device = "auto"\nprofile = "quick"\nseed = 0'
 # tq.book.results without tq itself would not be the real thing, but the chapters below need nothing else of it.
@@ -47,6 +49,16 @@ def book(root: Path, chapters: dict[str, dict[str, Any]]) -> Path:
     (root / "notebooks").mkdir(exist_ok=True)
     for name, content in chapters.items():
         write(root / "notebooks" / f"{name}.ipynb", content)
+    return root
+
+
+def claims_only(root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A book with the claims and without any result, which this process takes for the book."""
+    (root / "notebooks").mkdir()
+    write(root / "_toc.yml", "format: jb-book\nroot: index\n")
+    write(root / "data" / "claims.csv", (ROOT / "data" / "claims.csv").read_text(encoding="utf-8"))
+    monkeypatch.setenv("TQ_BOOK_ROOT", str(root))
+    monkeypatch.delenv("TQ_BOOK_FRESH", raising=False)
     return root
 
 

@@ -10,7 +10,6 @@ import importlib
 import io
 import json
 import re
-import shutil
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -20,6 +19,7 @@ import pytest
 
 pytest.importorskip("sphinx")  # of [book]; CI does not allow this skip
 
+from tests.book import helpers as h  # noqa: E402
 from tq.book import __main__ as cli  # noqa: E402
 from tq.book import arithmetic, claims, ledger, memory_claims  # noqa: E402
 
@@ -33,13 +33,7 @@ EVERY = {row["id"]: row for row in RAW}
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A book with the claims and without any result."""
-    (tmp_path / "notebooks").mkdir()
-    (tmp_path / "data").mkdir()
-    (tmp_path / "_toc.yml").write_text("format: jb-book\nroot: index\n")
-    shutil.copy(DATA, tmp_path / "data" / "claims.csv")
-    monkeypatch.setenv("TQ_BOOK_ROOT", str(tmp_path))
-    monkeypatch.delenv("TQ_BOOK_FRESH", raising=False)
-    return tmp_path
+    return h.claims_only(tmp_path, monkeypatch)
 
 
 TENSORS = {

@@ -1,7 +1,6 @@
 """Each rule over the chapter on activation memory can be turned by other results."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +8,9 @@ import pytest
 
 pytest.importorskip("sphinx")  # of [book]; CI does not allow this skip
 
+from tests.book import helpers as h  # noqa: E402
 from tq.book import claims, ledger, memory_claims  # noqa: E402
 
-DATA = Path(__file__).resolve().parents[2] / "data" / "claims.csv"
 RESULTS = {
     memory_claims.MEMORY: {
         "ratio/tensor/bf16-scales": 3.88,
@@ -41,13 +40,7 @@ RESULTS = {
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "notebooks").mkdir()
-    (tmp_path / "data").mkdir()
-    (tmp_path / "_toc.yml").write_text("format: jb-book\nroot: index\n")
-    shutil.copy(DATA, tmp_path / "data" / "claims.csv")
-    monkeypatch.setenv("TQ_BOOK_ROOT", str(tmp_path))
-    monkeypatch.delenv("TQ_BOOK_FRESH", raising=False)
-    return tmp_path
+    return h.claims_only(tmp_path, monkeypatch)
 
 
 def put(root: Path, changed: dict[str, Any]) -> None:

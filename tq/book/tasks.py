@@ -40,10 +40,12 @@ def _key(function: Callable[..., Any], arguments: dict[str, Any], device: str) -
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def _end_with_parent() -> None:
+def _end_with(parent: int) -> None:
     """A worker that outlived the chapter would train for nobody. Linux only; elsewhere it ends with its task."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        if os.getppid() != parent:  # which ended while this process was still importing
+            os._exit(1)
 
 
 def _compute(module: str, name: str, arguments: dict[str, Any], device: str, threads: int) -> bytes:
@@ -81,7 +83,7 @@ def outcomes(
         os.environ["OMP_NUM_THREADS"] = "1"  # of the processes that are started below
         try:
             count, method = min(jobs, len(missing)), get_context("spawn")
-            with ProcessPoolExecutor(count, method, initializer=_end_with_parent) as pool:
+            with ProcessPoolExecutor(count, method, initializer=_end_with, initargs=(os.getpid(),)) as pool:
                 running = {
                     pool.submit(_compute, function.__module__, function.__qualname__, task, device, 1): path
                     for path, task in missing.items()

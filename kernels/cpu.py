@@ -52,6 +52,7 @@ _STAMP = int(
 ) = range(20)  # fmt: skip
 _FIELDS = 20
 _SIGNATURE = types.void(types.CPointer(types.int64))
+_KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _njit = numba.njit(error_model="numpy", fastmath={"contract", "nsz"})
 
 
@@ -214,8 +215,8 @@ def _array(address, shape, dtype):
 
 
 @_njit
-def _encode_groups(first, last, given, kind, bits):
-    """Encode groups first ... last - 1 as ``encode`` says. The types of ``kind`` and ``bits`` select the variant."""
+def _encode_pieces(given, kind, bits):
+    """Encode pieces as ``encode`` says until none is left. The types of ``kind`` and ``bits`` select the variant."""
     source, size, dim, payload, n_blocks, rounds, block = (
         given[_X],
         given[_SIZE],
@@ -245,144 +246,148 @@ def _encode_groups(first, last, given, kind, bits):
     energy_tile, spare, wide = _address(partial_energies), _address(spare_block), _address(wide_block)
 
     per_row = (dim + block - 1) // block
-    row, column = first * _GROUP // per_row, first * _GROUP % per_row * block
-    for group in range(first, last):
-        n = group * _GROUP
-        rows = min(_GROUP, n_blocks - n)
-        keep[:] = -1
-        powers[:] = 1.0
-        for r in range(_GROUP):
-            if r >= rows:
-                simd.zero_bytes(z + pitch * r, 4 * block)
-                simd.zero_bytes(energy_tile + 64 * r, 64)
-                continue
-            address = source + (row * dim + column) * size
-            count = min(block, dim - column)
-            if count < block:
-                simd.zero_bytes(spare, size * block)
-                simd.copy_bytes(spare, address, size * count)
-                address = spare
-            _load_row(address, kind, size, masks_at, z + pitch * r, energy_tile + 64 * r, block)
-            column += block
-            if column >= dim:
-                row, column = row + 1, 0
-        simd.sum_rows(energy_tile, _address(energies))
-
-        again = False
-        for r in range(rows):
-            if 1 / _SAFE < energies[r] < _SAFE:
-                continue
-            # rare: read the block again, times the power of two that brings its largest magnitude into [1/2, 1)
-            its_row, its_column = (n + r) // per_row, (n + r) % per_row * block
-            count = min(block, dim - its_column)
-            simd.zero_bytes(spare, size * block)
-            simd.copy_bytes(spare, source + (its_row * dim + its_column) * size, size * count)
-            for i in range(tiles):
-                simd.widen(spare + 16 * size * i, kind, wide + 64 * i)
-            largest = _largest(wide_block)
-            if largest == 0.0 or math.isnan(largest):
-                powers[r] = largest
-                wide_block[:] = 0.0
-            else:
-                exponent = math.frexp(largest)[1]
-                powers[r] = math.ldexp(1.0, exponent)
-                for i in range(block):
-                    wide_block[i] = math.ldexp(float(wide_block[i]), -exponent)
-            _load_row(wide, np.float32(0), 4, masks_at, z + pitch * r, energy_tile + 64 * r, block)
-            again = True
-        if again:
+    while True:
+        first, last = _piece(given)
+        if first == last:
+            break
+        row, column = first * _GROUP // per_row, first * _GROUP % per_row * block
+        for group in range(first, last):
+            n = group * _GROUP
+            rows = min(_GROUP, n_blocks - n)
+            keep[:] = -1
+            powers[:] = 1.0
+            for r in range(_GROUP):
+                if r >= rows:
+                    simd.zero_bytes(z + pitch * r, 4 * block)
+                    simd.zero_bytes(energy_tile + 64 * r, 64)
+                    continue
+                address = source + (row * dim + column) * size
+                count = min(block, dim - column)
+                if count < block:
+                    simd.zero_bytes(spare, size * block)
+                    simd.copy_bytes(spare, address, size * count)
+                    address = spare
+                _load_row(address, kind, size, masks_at, z + pitch * r, energy_tile + 64 * r, block)
+                column += block
+                if column >= dim:
+                    row, column = row + 1, 0
             simd.sum_rows(energy_tile, _address(energies))
 
-        for lane in range(16):
-            energy = energies[lane]
-            to_unit[lane] = root * growth / math.sqrt(energy) if energy > 0 else np.float32(0.0)
-            best[lane] = multipliers[0]
-        ahead = source + (row * dim + column) * size
-        if rounds > 1:
+            again = False
+            for r in range(rows):
+                if 1 / _SAFE < energies[r] < _SAFE:
+                    continue
+                # rare: read the block again, times the power of two that brings its largest magnitude into [1/2, 1)
+                its_row, its_column = (n + r) // per_row, (n + r) % per_row * block
+                count = min(block, dim - its_column)
+                simd.zero_bytes(spare, size * block)
+                simd.copy_bytes(spare, source + (its_row * dim + its_column) * size, size * count)
+                for i in range(tiles):
+                    simd.widen(spare + 16 * size * i, kind, wide + 64 * i)
+                largest = _largest(wide_block)
+                if largest == 0.0 or math.isnan(largest):
+                    powers[r] = largest
+                    wide_block[:] = 0.0
+                else:
+                    exponent = math.frexp(largest)[1]
+                    powers[r] = math.ldexp(1.0, exponent)
+                    for i in range(block):
+                        wide_block[i] = math.ldexp(float(wide_block[i]), -exponent)
+                _load_row(wide, np.float32(0), 4, masks_at, z + pitch * r, energy_tile + 64 * r, block)
+                again = True
+            if again:
+                simd.sum_rows(energy_tile, _address(energies))
+
+            for lane in range(16):
+                energy = energies[lane]
+                to_unit[lane] = root * growth / math.sqrt(energy) if energy > 0 else np.float32(0.0)
+                best[lane] = multipliers[0]
+            ahead = source + (row * dim + column) * size
+            if rounds > 1:
+                for c in range(tiles):
+                    simd.tile(z + 64 * c, pitch, masks_at + 4 * block + 64 * c, "THSH")
+                for r in range(_GROUP):
+                    _across(z + pitch * r, block)
+            if rounds > 2:
+                for c in range(tiles):
+                    simd.tile(z + 64 * c, pitch, masks_at + 8 * block + 64 * c, "SH")
+                for r in range(_GROUP):
+                    _across(z + pitch * r, block)
+            if trials > 1:
+                trial_sums[:] = 0.0
+                for k in range(trials):
+                    for lane in range(16):
+                        units[k, lane] = to_unit[lane] * multipliers[k]
+                for c in range(tiles):
+                    if rounds == 1:
+                        _fetch(ahead, size, c)
+                        simd.tile(z + 64 * c, pitch, 0, "TH")
+                    for half in range(2):
+                        chunk = z + 64 * c + 8 * half * pitch
+                        k = 0
+                        while k < trials:
+                            units_k, sums_k = _address(units) + 64 * k, _address(trial_sums) + 128 * k
+                            if trials - k >= 4:
+                                simd.try_scales(chunk, pitch, units_k, tables_at, sums_k, bits, 4)
+                                k += 4
+                            else:
+                                simd.try_scales(chunk, pitch, units_k, tables_at, sums_k, bits, 1)
+                                k += 1
+                for k in range(trials):
+                    energy = np.float32(block) * multipliers[k] * multipliers[k]
+                    for lane in range(16):
+                        loss, product = trial_sums[k, 0, lane], trial_sums[k, 1, lane]
+                        # squared sine of the angle between u and its levels q = u - r, from r: no cancellation
+                        sine = (energy * loss - product * product) / (energy * (energy - 2 * product + loss))
+                        if k == 0 or sine < least[lane]:
+                            least[lane] = sine
+                            best[lane] = multipliers[k]
+            for lane in range(16):
+                unit[lane] = to_unit[lane] * best[lane]
+            sums[:] = 0.0
+            simd.zero_bytes(words, 16 * width)
             for c in range(tiles):
-                simd.tile(z + 64 * c, pitch, masks_at + 4 * block + 64 * c, "THSH")
-            for r in range(_GROUP):
-                _across(z + pitch * r, block)
-        if rounds > 2:
-            for c in range(tiles):
-                simd.tile(z + 64 * c, pitch, masks_at + 8 * block + 64 * c, "SH")
-            for r in range(_GROUP):
-                _across(z + pitch * r, block)
-        if trials > 1:
-            trial_sums[:] = 0.0
-            for k in range(trials):
-                for lane in range(16):
-                    units[k, lane] = to_unit[lane] * multipliers[k]
-            for c in range(tiles):
-                if rounds == 1:
+                if trials == 1:
                     _fetch(ahead, size, c)
+                if rounds == 1 and trials == 1:
                     simd.tile(z + 64 * c, pitch, 0, "TH")
                 for half in range(2):
+                    coordinate = 16 * c + 8 * half
                     chunk = z + 64 * c + 8 * half * pitch
-                    k = 0
-                    while k < trials:
-                        units_k, sums_k = _address(units) + 64 * k, _address(trial_sums) + 128 * k
-                        if trials - k >= 4:
-                            simd.try_scales(chunk, pitch, units_k, tables_at, sums_k, bits, 4)
-                            k += 4
-                        else:
-                            simd.try_scales(chunk, pitch, units_k, tables_at, sums_k, bits, 1)
-                            k += 1
-            for k in range(trials):
-                energy = np.float32(block) * multipliers[k] * multipliers[k]
-                for lane in range(16):
-                    loss, product = trial_sums[k, 0, lane], trial_sums[k, 1, lane]
-                    # squared sine of the angle between u and its levels q = u - r, from r: no cancellation
-                    sine = (energy * loss - product * product) / (energy * (energy - 2 * product + loss))
-                    if k == 0 or sine < least[lane]:
-                        least[lane] = sine
-                        best[lane] = multipliers[k]
-        for lane in range(16):
-            unit[lane] = to_unit[lane] * best[lane]
-        sums[:] = 0.0
-        simd.zero_bytes(words, 16 * width)
-        for c in range(tiles):
-            if trials == 1:
-                _fetch(ahead, size, c)
-            if rounds == 1 and trials == 1:
-                simd.tile(z + 64 * c, pitch, 0, "TH")
-            for half in range(2):
-                coordinate = 16 * c + 8 * half
-                chunk = z + 64 * c + 8 * half * pitch
-                simd.quantize(
-                    chunk, pitch, _address(unit), tables_at, _address(sums), words, 2 * block, coordinate, bits
-                )  # fmt: skip
+                    simd.quantize(
+                        chunk, pitch, _address(unit), tables_at, _address(sums), words, 2 * block, coordinate, bits
+                    )  # fmt: skip
 
-        for lane in range(16):
-            energy, dot, square = energies[lane], sums[0, lane] * growth, sums[1, lane]
-            if scale_kind == 0:
-                scale = math.sqrt(energy) / root
-            elif scale_kind == 1:
-                scale = dot / square
-            elif scale_kind == 2:
-                scale = energy / dot
+            for lane in range(16):
+                energy, dot, square = energies[lane], sums[0, lane] * growth, sums[1, lane]
+                if scale_kind == 0:
+                    scale = math.sqrt(energy) / root
+                elif scale_kind == 1:
+                    scale = dot / square
+                elif scale_kind == 2:
+                    scale = energy / dot
+                else:
+                    scale = math.sqrt(energy / square)
+                power = powers[lane]
+                exact = float(scale) * power * factor if power > 0 else power
+                if not abs(exact) < limit:
+                    exact = np.nan
+                if not exact > 0:
+                    keep[lane] = 0
+                if lane < rows:
+                    scales[n + lane] = exact
+            if rows == _GROUP:
+                _move_words(words, _address(keep), payload + n * width, width, True)
             else:
-                scale = math.sqrt(energy / square)
-            power = powers[lane]
-            exact = float(scale) * power * factor if power > 0 else power
-            if not abs(exact) < limit:
-                exact = np.nan
-            if not exact > 0:
-                keep[lane] = 0
-            if lane < rows:
-                scales[n + lane] = exact
-        if rows == _GROUP:
-            _move_words(words, _address(keep), payload + n * width, width, True)
-        else:
-            _move_words(words, _address(keep), _address(spare_payload), width, True)
-            simd.copy_bytes(payload + n * width, _address(spare_payload), rows * width)
+                _move_words(words, _address(keep), _address(spare_payload), width, True)
+                simd.copy_bytes(payload + n * width, _address(spare_payload), rows * width)
     _hold((masks, group_blocks, packed, spare_payload, partial_energies, spare_block, wide_block))
     _hold((energies, unit, sums, trial_sums, units, keep))
 
 
 @_njit
-def _decode_groups(first, last, given, kind, bits):
-    """Decode groups first ... last - 1 as ``decode`` says."""
+def _decode_pieces(given, kind, bits):
+    """Decode pieces as ``decode`` says until none is left."""
     target, size, dim, payload, stream = given[_X], given[_SIZE], given[_DIM], given[_PAYLOAD], given[_STREAM]
     n_blocks, rounds, block = given[_BLOCKS], given[_ROUNDS], given[_BLOCK]
     scales = _array(given[_SCALE_AT], n_blocks, np.float32)
@@ -405,46 +410,50 @@ def _decode_groups(first, last, given, kind, bits):
     table_at = _address(table)
 
     per_row = (dim + block - 1) // block
-    row, column = first * _GROUP // per_row, first * _GROUP % per_row * block
-    for group in range(first, last):
-        n = group * _GROUP
-        rows = min(_GROUP, n_blocks - n)
-        if rows == _GROUP:
-            _move_words(words, 0, payload + n * width, width, False)
-        else:
-            simd.zero_bytes(spare_words, 16 * width)
-            simd.copy_bytes(spare_words, payload + n * width, rows * width)
-            _move_words(words, 0, spare_words, width, False)
-        if rounds == 1:
-            for c in range(tiles):
-                if block > 256 and not stream:
-                    simd.prefetch_1kb(target + (row * dim + column + 256 * c) * size, True)
-                simd.dequantize(words, 2 * block, c, table_at, z + 64 * c, pitch, bits, "HT")
-        else:
-            for c in range(tiles):
-                simd.dequantize(words, 2 * block, c, table_at, z + 64 * c, pitch, bits, "H")
-            for r in range(_GROUP):
-                _across(z + pitch * r, block)
-            if rounds == 3:
+    while True:
+        first, last = _piece(given)
+        if first == last:
+            break
+        row, column = first * _GROUP // per_row, first * _GROUP % per_row * block
+        for group in range(first, last):
+            n = group * _GROUP
+            rows = min(_GROUP, n_blocks - n)
+            if rows == _GROUP:
+                _move_words(words, 0, payload + n * width, width, False)
+            else:
+                simd.zero_bytes(spare_words, 16 * width)
+                simd.copy_bytes(spare_words, payload + n * width, rows * width)
+                _move_words(words, 0, spare_words, width, False)
+            if rounds == 1:
                 for c in range(tiles):
-                    simd.tile(z + 64 * c, pitch, masks_at + 8 * block + 64 * c, "SH")
+                    if block > 256 and not stream:
+                        simd.prefetch_1kb(target + (row * dim + column + 256 * c) * size, True)
+                    simd.dequantize(words, 2 * block, c, table_at, z + 64 * c, pitch, bits, "HT")
+            else:
+                for c in range(tiles):
+                    simd.dequantize(words, 2 * block, c, table_at, z + 64 * c, pitch, bits, "H")
                 for r in range(_GROUP):
                     _across(z + pitch * r, block)
-            for c in range(tiles):
-                simd.tile(z + 64 * c, pitch, masks_at + 4 * block + 64 * c, "SHT")
-        for r in range(rows):
-            address = target + (row * dim + column) * size
-            count = min(block, dim - column)
-            z_row = z + pitch * r
-            if count == block:
-                _store_row(z_row, masks_at, scales[n + r], limit, address, kind, size, block)
-            else:
-                simd.copy_bytes(spare, address, size * count)
-                _store_row(z_row, masks_at, scales[n + r], limit, spare, kind, size, block)
-                simd.copy_bytes(address, spare, size * count)
-            column += block
-            if column >= dim:
-                row, column = row + 1, 0
+                if rounds == 3:
+                    for c in range(tiles):
+                        simd.tile(z + 64 * c, pitch, masks_at + 8 * block + 64 * c, "SH")
+                    for r in range(_GROUP):
+                        _across(z + pitch * r, block)
+                for c in range(tiles):
+                    simd.tile(z + 64 * c, pitch, masks_at + 4 * block + 64 * c, "SHT")
+            for r in range(rows):
+                address = target + (row * dim + column) * size
+                count = min(block, dim - column)
+                z_row = z + pitch * r
+                if count == block:
+                    _store_row(z_row, masks_at, scales[n + r], limit, address, kind, size, block)
+                else:
+                    simd.copy_bytes(spare, address, size * count)
+                    _store_row(z_row, masks_at, scales[n + r], limit, spare, kind, size, block)
+                    simd.copy_bytes(address, spare, size * count)
+                column += block
+                if column >= dim:
+                    row, column = row + 1, 0
     if stream:
         simd.fence()
     _hold((masks, group_blocks, packed, spare_payload, spare_block, table))
@@ -471,24 +480,16 @@ def _kernel(encodes: bool, element_kind: int, width: int) -> Callable[[int], Non
     kind, bits, stamp = simd.KIND_TAGS[element_kind], (0,) * width, _STAMP
 
     def encoder(arguments):
-        given = numba.carray(arguments, _FIELDS)
-        while stamp:
-            first, last = _piece(given)
-            if first == last:
-                return
-            _encode_groups(first, last, given, kind, bits)
+        if stamp:
+            _encode_pieces(numba.carray(arguments, _FIELDS), kind, bits)
 
     def decoder(arguments):
-        given = numba.carray(arguments, _FIELDS)
-        while stamp:
-            first, last = _piece(given)
-            if first == last:
-                return
-            _decode_groups(first, last, given, kind, bits)
+        if stamp:
+            _decode_pieces(numba.carray(arguments, _FIELDS), kind, bits)
 
     compiled = _compiled(encoder if encodes else decoder)
     _compiled_kernels.append(compiled)
-    return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(compiled.address)
+    return _KERNEL(compiled.address)
 
 
 @lru_cache(maxsize=64)
@@ -535,7 +536,7 @@ def _decoder_table(bits: int, levels: bytes) -> np.ndarray:
 try:
     # PyTorch's own OpenMP threads: others would compete with them, as they spin for milliseconds after every operation
     _team = ctypes.CDLL(None).GOMP_parallel
-    _team.argtypes, _team.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint), None
+    _team.argtypes, _team.restype = (_KERNEL, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint), None
 except (AttributeError, OSError):
     _team = None
 _forked = False  # OpenMP's threads do not survive a fork, and asking for them again would wait for ever
@@ -556,13 +557,14 @@ def _run(kernel: Any, given: np.ndarray, elements: int) -> None:
         return
     threads = 1 if elements < _SMALL or _forked else min(torch.get_num_threads(), groups)
     # more pieces than threads, so that a core that is taken away delays a piece and not a half
-    given[_PIECES], given[_GROUPS] = min(groups, 1 if threads == 1 else 4 * threads), groups
+    given[_PIECES], given[_GROUPS] = min(groups, 1 if threads == 1 else 16 * threads), groups
+    address = given.__array_interface__["data"][0]
     if threads == 1:
-        kernel(given.ctypes.data)
+        kernel(address)
     elif _team is not None:
-        _team(ctypes.cast(kernel, ctypes.c_void_p), given.ctypes.data, threads, 0)
+        _team(kernel, address, threads, 0)
     else:
-        pool = [threading.Thread(target=kernel, args=(given.ctypes.data,)) for _ in range(threads)]
+        pool = [threading.Thread(target=kernel, args=(address,)) for _ in range(threads)]
         for thread in pool:
             thread.start()
         for thread in pool:

@@ -7,7 +7,6 @@ Shapes: N blocks, B block size, W = B * bits / 8 bytes a block.
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 from collections.abc import Callable
 from functools import cache
@@ -133,7 +132,7 @@ def _kernel(encodes: bool) -> Callable[[int], None]:
 
     compiled = cpu._compiled(encoder if encodes else decoder)
     cpu._compiled_kernels.append(compiled)
-    return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(compiled.address)
+    return cpu._KERNEL(compiled.address)
 
 
 def _given(v: Tensor, codes: Tensor, ranges: Tensor, block: int, bits: int, words: int, reach: int) -> Any:

@@ -192,7 +192,7 @@ class Codec:
         """
         if not isinstance(code, Code):
             raise TypeError(f"code must be a tq.Code, got {type(code).__name__}")
-        if code.codec != self:
+        if code.codec is not self and code.codec != self:
             raise ValueError(f"code was made by another codec: {code.codec}, this is {self}")
         dtype = torch.float32 if accumulate else code.dtype
         if out is None:
@@ -204,12 +204,12 @@ class Codec:
                 f"out must have shape {code.shape}, {dtype}, {code.device}; "
                 f"got {tuple(out.shape)}, {out.dtype}, {out.device}"
             )
-        with torch.no_grad():
-            dense = out if out.is_contiguous() else out.contiguous()
-            out_RD = dense.view(_matrix(code.shape, code.rows))
-            dispatch.decode(self, code.payload, code.scales, out_RD, impl, accumulate)
-            if dense is not out:
-                out.copy_(dense)
+        written = out.detach()
+        dense = written if written.is_contiguous() else written.contiguous()
+        out_RD = dense.view(_matrix(code.shape, code.rows))
+        dispatch.decode(self, code.payload, code.scales, out_RD, impl, accumulate)
+        if dense is not written:
+            written.copy_(dense)
         return out
 
 

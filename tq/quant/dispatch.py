@@ -63,8 +63,7 @@ def _kernel(impl: str) -> ModuleType | str:
 
 def _obstacle(impl: str, codec: Codec, device: torch.device) -> str | None:
     """Why the kernels of ``impl`` cannot serve this codec on this device; None if they can."""
-    interpreted = impl == "triton" and os.environ.get("TRITON_INTERPRET") == "1"
-    if device.type != _DEVICE[impl] and not interpreted:
+    if device.type != _DEVICE[impl] and not (impl == "triton" and os.environ.get("TRITON_INTERPRET") == "1"):
         return f"it works on {_DEVICE[impl].upper()} tensors, got one on {device}"
     if codec.rotation != "hadamard":
         return f"it covers rotation='hadamard', got {codec.rotation!r}"

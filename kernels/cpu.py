@@ -45,12 +45,13 @@ _STAMP = int(
     hashlib.blake2b(b"".join(Path(m).read_bytes() for m in (__file__, simd.__file__)), digest_size=6).hexdigest(), 16
 )
 
-# places in the one array of int64 that a kernel is called with; addresses, counts, and two float64 (limit, factor)
+# places in the one array of int64 that a kernel is called with; addresses, counts, two float64 (limit, factor), and
+# what it answers: whether some scale is not finite
 (
     _NEXT, _PIECES, _GROUPS, _X, _SIZE, _DIM, _PAYLOAD, _SCALE_AT, _BLOCKS, _SIGNS, _ROUNDS, _BLOCK, _TABLE, _ENTRIES,
-    _MULTIPLIERS, _TRIALS, _SCALE, _STREAM, _LIMIT, _FACTOR,
-) = range(20)  # fmt: skip
-_FIELDS = 20
+    _MULTIPLIERS, _TRIALS, _SCALE, _STREAM, _LIMIT, _FACTOR, _LOST,
+) = range(21)  # fmt: skip
+_FIELDS = 21
 _SIGNATURE = types.void(types.CPointer(types.int64))
 _KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _njit = numba.njit(error_model="numpy", fastmath={"contract", "nsz"})
@@ -376,6 +377,8 @@ def _encode_pieces(given, kind, bits):
                     keep[lane] = 0
                 if lane < rows:
                     scales[n + lane] = exact
+                    if math.isnan(exact):
+                        given[_LOST] = 1
             if rows == _GROUP:
                 _move_words(words, _address(keep), payload + n * width, width, True)
             else:
@@ -492,7 +495,6 @@ def _kernel(encodes: bool, element_kind: int, width: int) -> Callable[[int], Non
     return _KERNEL(compiled.address)
 
 
-@lru_cache(maxsize=64)
 def _look_up(bits: int, thresholds: bytes, levels: bytes) -> np.ndarray:
     """Tables that find the level nearest to u >= 0 by one guess and one comparison; fp32, laid out for ``simd``.
 
@@ -524,6 +526,13 @@ def _look_up(bits: int, thresholds: bytes, levels: bytes) -> np.ndarray:
     if least > 0.45 or not rises:
         raise ValueError(f"no polynomial of degree {degree} guesses the {half} levels of these thresholds")
     return np.concatenate([edges, magnitudes, positive[-1:], best / fitted[-1] ** powers]).astype(np.float32)
+
+
+@lru_cache(maxsize=64)
+def _encoder_tables(bits: int, thresholds: bytes, levels: bytes, multipliers: tuple[float, ...]) -> Any:
+    """The tables of ``_look_up``, the multipliers, and where both are: address, count, address, count."""
+    tables, trials = _look_up(bits, thresholds, levels), np.array(multipliers, np.float32)
+    return (tables.ctypes.data, tables.size, trials.ctypes.data, trials.size), tables, trials
 
 
 @lru_cache(maxsize=64)
@@ -571,32 +580,38 @@ def _run(kernel: Any, given: np.ndarray, elements: int) -> None:
             thread.join()
 
 
+@cache
+def _limit(dtype: torch.dtype) -> float:
+    """From here on, half a step above the largest number of the type, values would round to infinity."""
+    info = torch.finfo(dtype)
+    return float(info.max) * (1.0 + info.eps / 4.0)
+
+
 def encode(
     x_RD: Tensor, payload_NW: Tensor, scale_N: Tensor, signs_RB: Tensor, levels_L: Tensor, thresholds: Tensor,
     multipliers_K: tuple[float, ...], bits: int, scale: str, factor: float = 1.0,
-) -> None:  # fmt: skip
+) -> bool:  # fmt: skip
     """Encode ``factor * x_RD`` [rows, dim] (contiguous; fp32, bf16, fp16) into ``payload_NW`` and ``scale_N``.
 
     Every row starts a new block. payload_NW: uint8; scale_N: fp32 or bf16; signs_RB: fp32, ±1; levels_L and
-    thresholds: fp32, symmetric; scale: "paper", "mse", "unbiased" or "norm". All on the CPU.
+    thresholds: fp32, symmetric; scale: "paper", "mse", "unbiased" or "norm". All on the CPU. Returns whether all
+    scales are finite.
     """
     scales = scale_N if scale_N.dtype == torch.float32 else torch.empty(scale_N.shape, dtype=torch.float32)
-    # values from half a step above the largest number of the stored type on would round to infinity
-    info = torch.finfo(scale_N.dtype)
-    tables = _look_up(bits, thresholds.numpy().tobytes(), levels_L.numpy().tobytes())
-    multipliers = np.array(multipliers_K, np.float32)
+    limit = _limit(scale_N.dtype)
+    where, *_held = _encoder_tables(bits, thresholds.numpy().tobytes(), levels_L.numpy().tobytes(), multipliers_K)
     given = np.array(
         [
             0, 0, 0, x_RD.data_ptr(), x_RD.element_size(), x_RD.shape[1], payload_NW.data_ptr(), scales.data_ptr(),
-            scales.numel(), signs_RB.data_ptr(), *signs_RB.shape, tables.ctypes.data, tables.size,
-            multipliers.ctypes.data, multipliers.size, _SCALES[scale], 0, 0, 0,
+            scales.numel(), signs_RB.data_ptr(), *signs_RB.shape, *where, _SCALES[scale], 0, 0, 0, 0,
         ],
         np.int64,
     )  # fmt: skip
-    given.view(np.float64)[_LIMIT:] = float(info.max) * (1.0 + info.eps / 4.0), factor
+    given.view(np.float64)[_LIMIT:_LOST] = limit, factor
     _run(_kernel(True, _KINDS[x_RD.dtype], bits), given, x_RD.numel())
     if scales is not scale_N:
         scale_N.copy_(scales)
+    return not given[_LOST]
 
 
 def decode(
@@ -613,7 +628,7 @@ def decode(
         [
             0, 0, 0, target, out_RD.element_size(), out_RD.shape[1], payload_NW.data_ptr(), scales.data_ptr(),
             scales.numel(), signs_RB.data_ptr(), *signs_RB.shape, levels.ctypes.data, levels.size, 0, 0, 0,
-            kind >= simd.STREAM, 0, 0,
+            kind >= simd.STREAM, 0, 0, 0,
         ],
         np.int64,
     )  # fmt: skip

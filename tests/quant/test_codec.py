@@ -288,6 +288,14 @@ def test_scale_that_overflows_is_said(impl):
     assert round_trip(Codec(4, scale="mse"), x, impl).isfinite().all()  # decoded values stop at the largest number
 
 
+def test_large_finite_scales_are_not_taken_for_infinite_ones():
+    x = torch.full((1024,), 1e38)  # the sum of the scales overflows
+    assert Codec(4).decode(Codec(4).encode(x)).isfinite().all()
+    x[700] = math.nan
+    with pytest.raises(ValueError, match="block 5 holds nan"):
+        Codec(4).encode(x)
+
+
 @pytest.mark.parametrize("impl", ("reference", "cpu"))
 @pytest.mark.parametrize("scale", ("paper", "mse", "unbiased", "norm"))
 def test_zero_blocks(impl, scale):

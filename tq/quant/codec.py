@@ -161,9 +161,9 @@ class Codec:
                 "out must be a Code of {}, shape {}, {}, {}, rows={}; ".format(*wanted)
                 + f"got {out.codec}, {out.shape}, {out.dtype}, {out.device}, rows={out.rows}"
             )
-        x_RD = x.detach().reshape(_matrix(tuple(x.shape), rows)).contiguous()
-        dispatch.encode(self, x_RD, out.payload, out.scales, impl, float(factor))
-        if self.nonfinite == "raise" and not bool(out.scales.isfinite().all()):
+        x_RD = (x.detach() if x.requires_grad else x).reshape(_matrix(out.shape, rows)).contiguous()
+        finite = dispatch.encode(self, x_RD, out.payload, out.scales, impl, float(factor))
+        if self.nonfinite == "raise" and not (out.scales.isfinite().all() if finite is None else finite):
             raise ValueError(self._explain(x_RD, out.scales))
         return out
 

@@ -85,13 +85,13 @@ def resolve(impl: str, codec: Codec, device: torch.device) -> str:
 
 def _whole_rows(x_RD: Tensor, block: int) -> Tensor:
     """The same blocks as one long row where no row needs padding: kernels then see the simplest shape."""
-    return x_RD.view(1, -1) if x_RD.shape[1] % block == 0 else x_RD
+    return x_RD.view(1, -1) if x_RD.shape[0] != 1 and x_RD.shape[1] % block == 0 else x_RD
 
 
-def encode(codec: Codec, x_RD: Tensor, payload: Tensor, scales: Tensor, impl: str, factor: float = 1.0) -> None:
+def encode(codec: Codec, x_RD: Tensor, payload: Tensor, scales: Tensor, impl: str, factor: float = 1.0) -> bool | None:
     """Encode ``factor * x_RD`` into ``payload`` uint8 [N, W] and ``scales`` [N]; see ``reference.encode``.
 
-    x_RD: contiguous [rows, dim]; every row starts a new block.
+    x_RD: contiguous [rows, dim]; every row starts a new block. Returns whether all scales are finite; None: not known.
     """
     device = str(x_RD.device)
     levels, thresholds = _tables(codec.bits, codec.sphere_dim, device)
@@ -102,13 +102,13 @@ def encode(codec: Codec, x_RD: Tensor, payload: Tensor, scales: Tensor, impl: st
         assert isinstance(kernel, ModuleType)
         table = signs(codec.block, codec.rounds, codec.seed, device)
         trials = multipliers(codec.search)
-        kernel.encode(x_RD, payload, scales, table, levels, thresholds, trials, codec.bits, codec.scale, factor)
-        return
+        return kernel.encode(x_RD, payload, scales, table, levels, thresholds, trials, codec.bits, codec.scale, factor)
     reference.encode(
         x_RD, payload, scales, bits=codec.bits, block=codec.block, scale=codec.scale, rounds=codec.rounds,
         rotation=codec.rotation, seed=codec.seed, levels_L=levels, thresholds=thresholds,
         multipliers=multipliers(codec.search), factor=factor,
     )  # fmt: skip
+    return None
 
 
 def decode(codec: Codec, payload: Tensor, scales: Tensor, out_RD: Tensor, impl: str, accumulate: bool = False) -> None:

@@ -21,7 +21,7 @@ pytest.importorskip("sphinx")  # of [book]; CI does not allow this skip
 
 from tests.book import helpers as h  # noqa: E402
 from tq.book import __main__ as cli  # noqa: E402
-from tq.book import arithmetic, claims, ledger, memory_claims  # noqa: E402
+from tq.book import arithmetic, claims, ledger, memory_claims, training_claims  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "data" / "claims.csv"
@@ -185,9 +185,15 @@ TURNS = [
     ("T-002", {}, "partly"),
     ("T-002", {"reduction_against_uniform_per_block": 0.8}, "reproduced"),
     ("T-002", {"reduction_against_uniform_per_tensor": 0.5}, "not reproduced"),
-    ("S0-057", {}, "partly"),
-    ("S0-057", {f"step_report_{size}": 3.0 for size in ("124m", "355m", "7b", "70b")}, "reproduced"),
-    ("S0-057", {"step_report_124m": 5.0}, "not reproduced"),
+    *(
+        (name, changed, wanted)
+        for name in ("S0-057", "T-018")
+        for changed, wanted in (
+            ({}, "partly"),
+            ({f"step_report_{size}": 3.0 for size in ("124m", "355m", "7b", "70b")}, "reproduced"),
+            ({"step_report_124m": 5.0}, "not reproduced"),
+        )
+    ),
     ("S0-060", {}, "partly"),
     ("S0-060", {"round_trip": 100.0}, "reproduced"),
     ("S0-060", {"step_measured_share": 0.5}, "not reproduced"),
@@ -203,12 +209,12 @@ def test_each_rule_follows_the_results(root: Path, name: str, changed: dict[str,
     found = verdict(name)
     assert found.verdict == wanted, found.condition
     assert found.evidence[0].chapter in (claims.TENSORS, claims.KERNELS) and found.evidence[0].view == "cpu:full"
-    assert found.confidence == ("low" if name == "S0-057" else "medium")
+    assert found.confidence == ("low" if name in ("S0-057", "T-018") else "medium")
 
 
 def test_every_rule_over_results_is_turned_above() -> None:
-    # S1-018 is not checkable and reads no result; activation memory has tests of its own
-    elsewhere = {*arithmetic.SUMS, *memory_claims.RULES, "S1-018"}
+    # S1-018 is not checkable and reads no result; the training chapters have tests of their own
+    elsewhere = {*arithmetic.SUMS, *memory_claims.RULES, *training_claims.RULES, "S1-018"}
     over_results = set(claims.RULES) - elsewhere
     assert over_results == {name for name, _, _ in TURNS}
     for name in over_results:
@@ -266,7 +272,7 @@ def test_recording_lists_what_changed(root: Path) -> None:
     assert ledger.record(claims.verdicts()) == []
     both(root)
     assert {v.id: was for v, was in ledger.record(claims.verdicts())} == dict.fromkeys(
-        ("S0-012", "T-001", "T-002", "S0-057", "S0-060", "T-015"), ledger.NOT_MEASURED
+        ("S0-012", "T-001", "T-002", "S0-057", "T-018", "S0-060", "T-015"), ledger.NOT_MEASURED
     )
     first = ledger.snapshot()["changes"][0]
     assert (first["id"], first["from"], first["to"]) == ("S0-012", "not measured", "reproduced")

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from tq import Codec
-from tq.book import ledger, memory_claims, paths
+from tq.book import ledger, memory_claims, paths, training_claims
 from tq.book.arithmetic import NF4_DQ, STORED, STORED_BF16, SUMS
 from tq.book.ledger import (
     NOT_CHECKABLE,
@@ -142,6 +142,7 @@ def bit_exact(claim: Claim, facts: Facts) -> Finding:
 
 RULES: dict[str, Rule] = {
     "S0-057": step_overhead,
+    "T-018": step_overhead,
     "S0-060": overhead_target,
     "T-015": bit_exact,
     "S1-018": tuned_on_one_card,
@@ -150,6 +151,7 @@ RULES: dict[str, Rule] = {
     "T-002": error_against_uniform,
     **SUMS,
     **memory_claims.RULES,  # S0-002 is a sum as well; what was measured says more
+    **training_claims.RULES,
 }
 
 # --- what cannot be checked, and why --------------------------------------------------------------------------

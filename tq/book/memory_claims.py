@@ -1,10 +1,13 @@
-"""Rules over the results of the chapter on activation memory; see ``tq.book.claims``."""
+"""Rules over the results of the chapters on memory in training; see ``tq.book.claims``."""
 
 from __future__ import annotations
 
-from tq.book.ledger import NOT_REPRODUCED, PARTLY, REPRODUCED, Claim, Facts, Finding, Rule
+from collections.abc import Sequence
 
-MEMORY = "activation-memory"
+from tq.book.ledger import NOT_REPRODUCED, PARTLY, REPRODUCED, Claim, Facts, Finding, NotRecorded, Rule
+
+MEMORY, STATE = "activation-memory", "optimizer-state"
+EIGHT = ("8-8", "bitsandbytes-8-bit", "torchao-8-bit")  # the states of 8 bits that were counted
 GPU = "The same on a GPU."
 
 
@@ -112,6 +115,58 @@ def fused_saving(claim: Claim, facts: Facts) -> Finding:
     return Finding(_graded(all(inside), any(inside)), text, "A GPU's fused kernel.", "medium")
 
 
+def _measured(facts: Facts, what: str, names: Sequence[str]) -> dict[str, float]:
+    """What was recorded of ``what``; the first name must be, others may be missing."""
+    found = {names[0]: facts(STATE, f"{what}/{names[0]}")}
+    for name in names[1:]:
+        try:
+            found[name] = facts(STATE, f"{what}/{name}")
+        except NotRecorded:
+            continue
+    return found
+
+
+def eight_bit_saving(claim: Claim, facts: Facts) -> Finding:
+    """Each 8-bit state that was counted must save the claimed share of the optimizer's bytes, to two points."""
+    claimed, saved = claim.number() / 100, _measured(facts, "saving", EIGHT)
+    near = [abs(share - claimed) <= 0.02 for share in saved.values()]
+    text = "counted on a real model, the optimizer's state shrinks by "
+    text += ", ".join(f"{share:.1%} ({name})" for name, share in saved.items())
+    text += f"; of all 16 bytes a parameter of mixed precision it is a factor of {facts(STATE, 'whole/8-8'):.2f}"
+    change = "A model of many small tensors, which stay in fp32."
+    return Finding(_graded(all(near), any(near)), text, change, "high", "1 - (1 + 4/256) / 4")
+
+
+def eight_bit_accuracy(claim: Claim, facts: Facts) -> Finding:
+    """Accuracy is read as held-out loss: every gap with its interval below the claim; in part some mean."""
+    limit = _range(claim.value)[1] / 100
+    gaps, worst = _measured(facts, "relative", EIGHT), _measured(facts, "relative-worst", EIGHT)
+    sure = set(worst) >= set(gaps) and all(value < limit for value in worst.values())
+    text = "held-out loss against fp32 states changes by "
+    text += ", ".join(f"{gaps[n]:+.2%} ({n}; at most {worst[n]:.2%} with its interval)" for n in gaps if n in worst)
+    text += ". One small model; the source names no measure of accuracy"
+    return Finding(_graded(sure, any(abs(g) < limit for g in gaps.values())), text, "A longer or larger run.", "low")
+
+
+def eight_bit_factor(claim: Claim, facts: Facts) -> Finding:
+    """The state's factor or that of all bytes within a tenth of the claim; in part if the claim lies between them."""
+    claimed, state, whole = _range(claim.value)[0], facts(STATE, "ratio/8-8"), facts(STATE, "whole/8-8")
+    close = any(abs(factor / claimed - 1) <= 0.1 for factor in (state, whole))
+    text = f"the optimizer's state shrinks by {state:.2f}x, all 16 bytes of mixed precision by {whole:.2f}x; "
+    text += "the claim is one of them" if close else f"{claimed:g}x is neither"
+    verdict = _graded(close, whole < claimed < state)
+    return Finding(verdict, text, "A statement of what is counted.", "high", "8 / 2.06; 16 / 10.06")
+
+
+def smaller_states(claim: Claim, facts: Facts) -> Finding:
+    """Each named optimizer that was counted keeps less than AdamW."""
+    adam = facts(STATE, "bytes/fp32")
+    kept = _measured(facts, "bytes", ("adafactor", "sgd-with-momentum", "bitsandbytes-lion"))
+    less = [width < 0.9 * adam for width in kept.values()]
+    text = f"bytes a parameter beside AdamW's {adam:.3g}: " + ", ".join(f"{w:.3g} ({n})" for n, w in kept.items())
+    return Finding(_graded(all(less), any(less)), text, "Models without matrices.", "high")
+
+
 RULES: dict[str, Rule] = {
     "S0-002": activation_factor,
     "T-016": linear_factor,
@@ -125,4 +180,8 @@ RULES: dict[str, Rule] = {
     "S4-063": quadratic_attention,
     "S3-053": quadratic_attention,
     "S3-047": fused_saving,
+    "S1-012": eight_bit_saving,
+    "S1-013": eight_bit_accuracy,
+    "S4-067": eight_bit_factor,
+    "S4-068": smaller_states,
 }

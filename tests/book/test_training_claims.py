@@ -1,4 +1,4 @@
-"""Each rule over the chapter on activation memory can be turned by other results."""
+"""Each rule over the training chapters can be turned by other results."""
 
 import json
 from pathlib import Path
@@ -9,9 +9,23 @@ import pytest
 pytest.importorskip("sphinx")  # of [book]; CI does not allow this skip
 
 from tests.book import helpers as h  # noqa: E402
-from tq.book import claims, ledger, memory_claims  # noqa: E402
+from tq.book import claims, ledger, memory_claims, training_claims  # noqa: E402
 
+FEEDBACK = {"exact": 2.4, "gradient": 2.41, "gradient-ef": 2.4, "published-gradient": 2.6, "published-gradient-ef": 3.1}
 RESULTS = {
+    training_claims.ADAMW: {
+        **{f"feedback/128/{name}": value for name, value in FEEDBACK.items()},
+        "drift/published-v3": 0.8,
+        "gap/published-v3": 0.15,
+        "gap-high/published-v3": 0.2,
+        "larger/gap": 0.001,
+        "larger/half-width": 0.004,
+        "frozen-v/4": 0.4,
+        "amp/bfloat16": 0.001,
+        "amp/float16": 0.02,
+        "drop-in/same-bits": True,
+        "drop-in/takes-state": True,
+    },
     memory_claims.MEMORY: {
         "ratio/tensor/bf16-scales": 3.88,
         "ratio/tensor/fp32-scales": 3.76,
@@ -35,6 +49,20 @@ RESULTS = {
         "attention/fused-saves/1024": 8.7,
         "attention/fused-saves/2048": 16.7,
     },
+    memory_claims.STATE: {
+        "saving/8-8": 0.742,
+        "saving/bitsandbytes-8-bit": 0.6,
+        "saving/torchao-8-bit": 0.737,
+        "whole/8-8": 1.59,
+        "ratio/8-8": 3.88,
+        "relative/8-8": 0.001,
+        "relative-worst/8-8": 0.004,
+        "relative/bitsandbytes-8-bit": 0.003,
+        "relative-worst/bitsandbytes-8-bit": 0.02,
+        "bytes/fp32": 8.0,
+        "bytes/adafactor": 7.9,
+        "bytes/sgd-with-momentum": 4.0,
+    },
 }
 
 
@@ -56,6 +84,33 @@ def put(root: Path, changed: dict[str, Any]) -> None:
 
 F, P, N = "reproduced", "partly", "not reproduced"
 TURNS: list[tuple[str, dict[str, Any], str]] = [
+    ("T-003", {}, P),
+    ("T-003", {"feedback/128/gradient-ef": 3.0}, F),
+    ("T-003", {"feedback/128/published-gradient-ef": 2.45}, N),
+    ("T-004", {}, P),
+    ("T-004", {"feedback/128/gradient": 3.0}, F),
+    ("T-004", {"feedback/128/published-gradient": 2.45}, N),
+    ("S0-050", {}, P),
+    ("S0-050", {"feedback/128/gradient-ef": 3.0}, F),
+    ("S0-050", {"feedback/128/published-gradient-ef": 2.45}, N),
+    ("T-012", {}, N),
+    ("T-012", {"gap/published-v3": 0.002}, P),
+    ("T-012", {"drift/published-v3": 0.0}, F),
+    ("T-005", {}, P),
+    ("T-005", {"frozen-v/4": 3.0}, F),
+    ("T-005", {"frozen-v/4": 0.01}, N),
+    ("T-017", {}, P),
+    ("T-017", {"amp/float16": 0.0}, F),
+    ("T-017", {"amp/bfloat16": 0.3}, N),
+    ("S0-051", {}, P),
+    ("S0-051", {"amp/float16": 0.0}, F),
+    ("S0-051", {"amp/bfloat16": 0.3}, N),
+    ("T-021", {}, F),
+    ("T-021", {"drop-in/takes-state": False}, P),
+    ("T-021", {"drop-in/takes-state": False, "drop-in/same-bits": False}, N),
+    ("S0-063", {}, P),
+    ("S0-063", {"gap-high/published-v3": 0.002}, F),
+    ("S0-063", {"larger/gap": 0.02}, N),
     ("S0-002", {}, P),
     ("S0-002", {"ratio/tensor/bf16-scales": 4.1}, F),
     ("S0-002", {"gap-mean/4-bits": 0.03}, N),
@@ -89,6 +144,18 @@ TURNS: list[tuple[str, dict[str, Any], str]] = [
     ("S3-047", {}, P),
     ("S3-047", {f"attention/fused-saves/{t}": 12.0 for t in (512, 1024, 2048)}, F),
     ("S3-047", {f"attention/fused-saves/{t}": 2.0 for t in (512, 1024, 2048)}, N),
+    ("S1-012", {}, P),
+    ("S1-012", {"saving/bitsandbytes-8-bit": None}, F),
+    ("S1-012", {f"saving/{name}": 0.5 for name in memory_claims.EIGHT}, N),
+    ("S1-013", {}, P),
+    ("S1-013", {"relative-worst/bitsandbytes-8-bit": 0.006}, F),
+    ("S1-013", {"relative/8-8": 0.03, "relative/bitsandbytes-8-bit": 0.03}, N),
+    ("S4-067", {}, P),
+    ("S4-067", {"ratio/8-8": 2.05}, F),
+    ("S4-067", {"ratio/8-8": 1.5}, N),
+    ("S4-068", {}, P),
+    ("S4-068", {"bytes/adafactor": 0.05}, F),
+    ("S4-068", {"bytes/adafactor": 8.0, "bytes/sgd-with-momentum": 8.0}, N),
 ]  # fmt: skip
 
 
@@ -101,7 +168,7 @@ def test_each_rule_follows_the_results(root: Path, name: str, changed: dict[str,
 
 
 def test_every_rule_is_turned_three_ways_and_waits_for_its_results(root: Path) -> None:
-    rules = memory_claims.RULES
+    rules = {**training_claims.RULES, **memory_claims.RULES}
     assert {name for name, _, _ in TURNS} == set(rules)
     for name in rules:
         assert len({wanted for turned, _, wanted in TURNS if turned == name}) == 3

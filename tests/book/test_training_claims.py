@@ -11,7 +11,7 @@ pytest.importorskip("sphinx")  # of [book]; CI does not allow this skip
 from tests.book import helpers as h  # noqa: E402
 from tq.book import claims, ledger, memory_claims, training_claims  # noqa: E402
 
-FEEDBACK = {"exact": 2.4, "gradient": 2.41, "gradient-ef": 2.4, "published-gradient": 2.6, "published-gradient-ef": 3.1}
+FEEDBACK = {"exact": 2.4, "gradient": 0.01, "gradient-ef": 0.0, "published-gradient": 0.2, "published-gradient-ef": 0.7}
 RESULTS = {
     training_claims.ADAMW: {
         **{f"feedback/128/{name}": value for name, value in FEEDBACK.items()},
@@ -85,14 +85,14 @@ def put(root: Path, changed: dict[str, Any]) -> None:
 F, P, N = "reproduced", "partly", "not reproduced"
 TURNS: list[tuple[str, dict[str, Any], str]] = [
     ("T-003", {}, P),
-    ("T-003", {"feedback/128/gradient-ef": 3.0}, F),
-    ("T-003", {"feedback/128/published-gradient-ef": 2.45}, N),
+    ("T-003", {"feedback/128/gradient-ef": 0.6}, F),
+    ("T-003", {"feedback/128/published-gradient-ef": 0.05}, N),
     ("T-004", {}, P),
-    ("T-004", {"feedback/128/gradient": 3.0}, F),
-    ("T-004", {"feedback/128/published-gradient": 2.45}, N),
+    ("T-004", {"feedback/128/gradient": 0.6}, F),
+    ("T-004", {"feedback/128/published-gradient": 0.05}, N),
     ("S0-050", {}, P),
-    ("S0-050", {"feedback/128/gradient-ef": 3.0}, F),
-    ("S0-050", {"feedback/128/published-gradient-ef": 2.45}, N),
+    ("S0-050", {"feedback/128/gradient-ef": 0.6}, F),
+    ("S0-050", {"feedback/128/published-gradient-ef": 0.05}, N),
     ("T-012", {}, N),
     ("T-012", {"gap/published-v3": 0.002}, P),
     ("T-012", {"drift/published-v3": 0.0}, F),

@@ -22,6 +22,11 @@ _ROWS = (
     ("the same with the unbiased scale of `tq`", "distortion", "products/eden/b4", ".4f"),
     ("Compression of 4 bits with scales, against fp32", "distortion", "compression/fp32", ".2f"),
     ("the same against bf16", "distortion", "compression/bf16", ".2f"),
+    ("Encoding, billion numbers a second", "kernels", "speed/encode/one-round", ".1f"),
+    ("Decoding", "kernels", "speed/decode/one-round", ".1f"),
+    ("Loss gap of 4-bit gradients, nats, a million parameters", "compressed-adamw", "gap/gradient-4-4", "+.4f"),
+    ("the same with 2 bits", "compressed-adamw", "gap/gradient-2-2", "+.4f"),
+    ("Saved activations of a small model, 4 bits: times fewer bytes", "activation-memory", "ratio/4-bits", ".2f"),
 )
 
 

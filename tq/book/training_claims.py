@@ -25,7 +25,7 @@ def _failure_rule(rule: str) -> Rule:
         """A failure of the method fails with every scale; one of a scale fails with that scale only."""
         published, blocks, text = _failure(facts, rule)
         verdict = REPRODUCED if published and blocks else PARTLY if published else NOT_REPRODUCED
-        return Finding(verdict, text, "Their code and data, or more seeds at 124M.", "medium")
+        return Finding(verdict, text, "Their code and data, or more seeds at 124M.", "low")
 
     return judge
 
@@ -37,7 +37,7 @@ def avoided_failure(claim: Claim, facts: Facts) -> Finding:
     text += ", all with error feedback: " + (
         "it fails with both" if blocks else "what fails is the scale" if published else "nothing fails"
     )
-    return Finding(verdict, text, "A run in which feedback with one scale a block fails.", "medium")
+    return Finding(verdict, text, "A run in which feedback with one scale a block fails.", "low")
 
 
 def no_v_communication(claim: Claim, facts: Facts) -> Finding:
@@ -66,7 +66,7 @@ def mixed_precision(claim: Claim, facts: Facts) -> Finding:
     verdict = REPRODUCED if len(same) == 2 else PARTLY if same else NOT_REPRODUCED
     text = "this project's optimizer under autocast, 4 bits against none: "
     text += ", ".join(f"{gap:+.4f} nats with {kind}" for kind, gap in gaps.items())
-    return Finding(verdict, text, "The same on a GPU, whose kernels differ.", "medium")
+    return Finding(verdict, text, "The same on a GPU, whose kernels differ; more than one pair.", "low")
 
 
 def drop_in(claim: Claim, facts: Facts) -> Finding:

@@ -1,0 +1,114 @@
+"""Times and bytes of all-reduces, to be called on the ranks of a ``netlab.Crew``.
+
+Others' methods run as their authors ship them: PyTorch's hooks for ``DistributedDataParallel`` get the gradient of one
+weight, as DDP would hand it to them.
+"""
+
+import time
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from tq.quant.codec import Codec
+from tq.train import collectives
+
+METHODS = ("fp32", "bf16", "powersgd", "all-gather", "ours")
+_SIDE = 1024  # columns of the weight whose gradient a hook gets
+
+
+def _hooked(numel: int, hook: Any, state: Any) -> Callable[[int], None]:
+    """A backward pass of one weight [numel / 1024, 1024] under DDP, whose time is the hook's and two passes over it."""
+    layer = nn.Linear(_SIDE, numel // _SIDE, bias=False)
+    nn.init.zeros_(layer.weight)
+    model = DistributedDataParallel(layer, bucket_cap_mb=1 << 20, gradient_as_bucket_view=True)
+    model.register_comm_hook(state, hook)
+    x = torch.randn(1, _SIDE)
+
+    def call(turn: int) -> None:
+        model.zero_grad(set_to_none=False)
+        model(x).sum().backward()
+
+    return call
+
+
+def bf16(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    """PyTorch's hook under another name: DDP refuses its own one on gloo, which can add bf16 by now."""
+    return default_hooks.bf16_compress_hook(state, bucket)
+
+
+def _nothing(_: object) -> None:
+    return None
+
+
+def _calls(method: str, numel: int, bits: int, x: Tensor) -> Callable[[int], None]:
+    if method == "fp32":
+        return lambda turn: dist.all_reduce(x)
+    if method == "ours":
+        return lambda turn: _nothing(collectives.all_reduce(x, Codec(bits), step=turn))
+    if method == "all-gather":
+        return lambda turn: collectives.all_gather_mean(x, Codec(bits), step=turn)
+    if method == "bf16":
+        return _hooked(numel, bf16, None)
+    if method == "powersgd":
+        state = powerSGD_hook.PowerSGDState(
+            None, matrix_approximation_rank=4, start_powerSGD_iter=2, min_compression_rate=1
+        )
+        return _hooked(numel, powerSGD_hook.powerSGD_hook, state)
+    raise ValueError(f"method must be one of {METHODS}, got {method!r}")
+
+
+def _sent_bytes() -> int:
+    for line in open("/proc/self/net/dev"):
+        name, _, numbers = line.partition(":")
+        if name.strip() != "lo" and numbers:
+            return int(numbers.split()[8])
+    return 0
+
+
+_made: dict[tuple[str, int, int], tuple[Callable[[int], None], Tensor]] = {}
+
+
+def measure(method: str, numel: int, bits: int = 4, repeats: int = 5, warmup: int = 2) -> dict[str, Any]:
+    """Seconds of all-reduces of ``numel`` fp32 numbers, each between two barriers, and bytes that this rank sent.
+
+    Returns: seconds [repeats]; sent: bytes at the interface for one call, headers and barriers included.
+    """
+    key = (method, numel, bits)
+    if key not in _made:
+        _made.clear()
+        x = torch.randn(numel, generator=torch.Generator().manual_seed(dist.get_rank()))
+        _made[key] = _calls(method, numel, bits, x), x
+    call, x = _made[key]
+    seconds = []
+    for turn in range(warmup + repeats):
+        if turn == warmup:
+            dist.barrier()
+            before = _sent_bytes()
+        dist.barrier()
+        start = time.perf_counter()
+        call(turn)
+        if turn >= warmup:
+            seconds.append(time.perf_counter() - start)
+    dist.barrier()
+    return {"seconds": seconds, "sent": (_sent_bytes() - before) / repeats}
+
+
+def check(method: str, numel: int, bits: int = 4) -> dict[str, float]:
+    """Error of the mean relative to its own energy, and whether all ranks hold the same bytes."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    parts = [torch.randn(numel, generator=torch.Generator().manual_seed(r)) for r in range(ranks)]
+    x, exact = parts[rank].clone(), torch.stack(parts).mean(0)
+    _calls(method, numel, bits, x)(0)
+    if method == "fp32":
+        x /= ranks
+    digest = torch.tensor([zlib.crc32(x.numpy().tobytes())])
+    everyone = [torch.empty_like(digest) for _ in range(ranks)]
+    dist.all_gather(everyone, digest)
+    error = ((x - exact).square().mean() / exact.square().mean()).item()
+    return {"error": error, "same": float(all(torch.equal(d, digest) for d in everyone))}

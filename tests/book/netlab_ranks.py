@@ -15,7 +15,7 @@ from tq.train.collectives import GroupError, all_reduce
 
 
 def total(value: float) -> dict[str, Any]:
-    x = torch.tensor([value if dist.get_rank() == 0 else 0.0])
+    x = torch.tensor([float(value) if dist.get_rank() == 0 else 0.0])
     dist.all_reduce(x)
     return {"sum": x.item(), "rank": dist.get_rank()}
 

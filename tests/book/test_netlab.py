@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -66,10 +66,10 @@ def test_a_link_has_the_rate_that_was_asked_for(rate: float, nbytes: int, tmp_pa
 @needs_hosts
 def test_directions_sites_and_new_rates(tmp_path: Path) -> None:
     with Lab(3, (100, 10), sites=[0, 0, 1], between_mbit=4) as lab:
-        assert 8 < mbit(lab, 0, 1, 1_000_000, tmp_path) < 10.2  # down to host 1
+        assert 8 < mbit(lab, 0, 1, 4_000_000, tmp_path) < 10.2  # down to host 1
         before = lab.site_bytes(0)
-        assert 3.2 < mbit(lab, 1, 2, 500_000, tmp_path) < 4.1  # between the sites
-        assert 1.0 < (lab.site_bytes(0) - before) / 500_000 < 1.06
+        assert 3.2 < mbit(lab, 1, 2, 2_000_000, tmp_path) < 4.1  # between the sites
+        assert 1.0 < (lab.site_bytes(0) - before) / 2_000_000 < 1.06
         lab.shape(None)
         lab.shape_sites(50)
         assert 40 < mbit(lab, 1, 2, 5_000_000, tmp_path) < 51
@@ -89,14 +89,9 @@ def test_a_cut_link_ends_the_collective_on_all_ranks_within_the_timeout() -> Non
     with Lab(2, 50) as lab, Crew(lab, timeout_s=8) as crew:
         crew.call(on.reduce, numel=1000, times=1)
         # the call is under way when the cable is drawn: some 3 s of traffic
-        pid = os.fork()
-        if pid == 0:
-            time.sleep(1.0)
-            lab.cut(1)
-            os._exit(0)
+        threading.Timer(1.0, lab.cut, [1]).start()
         start = time.monotonic()
         said = crew.call(on.reduce, numel=8_000_000, times=20)
-        os.waitpid(pid, 0)
         assert time.monotonic() - start < 25
         assert "no answer from rank 1" in said[0] and "rank 1 reaches neither" in said[1], said
 

@@ -114,7 +114,9 @@ class _Namespace:
 
     def close(self) -> None:
         self._outer.kill()
-        self._outer.communicate()
+        self._outer.wait()
+        assert self._outer.stderr is not None
+        self._outer.stderr.close()
 
 
 def _bucket(interface: str, rate_mbit: float | None, burst_kb: float) -> str:

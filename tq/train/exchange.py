@@ -12,9 +12,10 @@ which the codec writes.
 from __future__ import annotations
 
 import dataclasses
+import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -134,23 +135,37 @@ def explain(error: RuntimeError, group: dist.ProcessGroup | None, grace_s: float
     _failures += 1
     first = str(error).splitlines()[0] if str(error) else type(error).__name__
     ranks, rank = dist.get_process_group_ranks(group), dist.get_rank()
-    silent, deadline = [r for r in ranks if r != rank], time.monotonic() + grace_s
-    prefix = f"tq/failed/{named(group).group_name}/{_failures}"
-    try:
-        store = dist.distributed_c10d._get_default_store()
+    prefix, silent = f"tq/failed/{named(group).group_name}/{_failures}", [r for r in ranks if r != rank]
+    heard: list[int] = []
+
+    def ask() -> None:
+        store, missing, deadline = dist.distributed_c10d._get_default_store(), list(silent), time.monotonic() + grace_s
         store.set(f"{prefix}/{rank}", first)
-        while silent and time.monotonic() < deadline:
-            silent = [r for r in silent if not store.check([f"{prefix}/{r}"])]
+        while missing and time.monotonic() < deadline:
+            missing = [r for r in missing if not store.check([f"{prefix}/{r}"])]
             time.sleep(0.05)
-    except (RuntimeError, OSError):
+        heard.extend([rank, *(r for r in silent if r not in missing)])
+
+    # a thread, because nothing limits how long a store that cannot be reached is asked
+    asking = threading.Thread(target=_quietly(ask), daemon=True)
+    asking.start()
+    asking.join(grace_s + 2.0)
+    if rank not in heard:
         return GroupError(
             f"rank {rank} reaches neither its group nor the store of the job: it is cut off, or the host of the store "
             f"is gone ({first})", [rank]
         )  # fmt: skip
-    who = (
-        f"no answer from rank{'s' * (len(silent) > 1)} {', '.join(map(str, silent))}" if silent else "all ranks answer"
-    )
+    silent = [r for r in silent if r not in heard]
+    who = f"no answer from rank {', '.join(map(str, silent))}" if silent else "all ranks answer"
     return GroupError(f"a collective of rank {rank} failed, {who}: {first}", silent)
+
+
+def _quietly(call: Callable[[], None]) -> Callable[[], None]:
+    def run() -> None:
+        with suppress(RuntimeError, OSError):
+            call()
+
+    return run
 
 
 # --- the two legs ---------------------------------------------------------------------------------------------

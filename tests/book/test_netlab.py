@@ -125,7 +125,8 @@ def test_nothing_stays_when_the_maker_is_killed() -> None:
 def test_torchrun_goes_on_after_a_rank_was_killed(tmp_path: Path) -> None:
     script = Path(on.__file__)
     with Lab(2) as lab:
-        lab.torchrun([str(script), str(tmp_path)], timeout_s=90, max_restarts=1)
+        # more than one: a restarted rank may look for another one where that was before
+        lab.torchrun([str(script), str(tmp_path)], timeout_s=90, max_restarts=3)
     assert {path.name for path in tmp_path.glob("sum-*")} == {"sum-0", "sum-1"}
     assert (tmp_path / "sum-0").read_text() == (tmp_path / "sum-1").read_text() == "30.0"
     assert (tmp_path / "died").exists()

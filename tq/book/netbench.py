@@ -4,6 +4,7 @@ Others' methods run as their authors ship them: PyTorch's hooks for ``Distribute
 weight, as DDP would hand it to them.
 """
 
+import statistics
 import time
 import zlib
 from collections.abc import Callable
@@ -112,3 +113,25 @@ def check(method: str, numel: int, bits: int = 4) -> dict[str, float]:
     dist.all_gather(everyone, digest)
     error = ((x - exact).square().mean() / exact.square().mean()).item()
     return {"error": error, "same": float(all(torch.equal(d, digest) for d in everyone))}
+
+
+def coding(numel: int, bits: int = 4, repeats: int = 7) -> dict[str, float]:
+    """Numbers a second that this rank encodes, decodes and adds up, while all other ranks do the same."""
+    codec = Codec(bits)
+    x = torch.randn(numel, generator=torch.Generator().manual_seed(dist.get_rank()))
+    code, out = codec.encode(x), torch.zeros(numel)
+    calls: dict[str, Callable[[], Any]] = {
+        "encode": lambda: codec.encode(x, code),
+        "decode": lambda: codec.decode(code, out),
+        "accumulate": lambda: codec.decode(code, out, accumulate=True),
+    }
+    rates = {}
+    for name, call in calls.items():
+        seconds = []
+        for _ in range(repeats + 1):
+            dist.barrier()
+            start = time.perf_counter()
+            call()
+            seconds.append(time.perf_counter() - start)
+        rates[name] = numel / statistics.median(seconds[1:])
+    return rates

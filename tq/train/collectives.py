@@ -74,8 +74,10 @@ class _Lane:
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
         self.of = chosen = named(group)
+        device = torch.device("cuda" if dist.get_backend(chosen) == "nccl" else "cpu")
+        timeout = chosen._get_backend(device).options._timeout
         self.group = dist.new_group(
-            dist.get_process_group_ranks(chosen), backend=dist.get_backend(chosen), use_local_synchronization=True
+            dist.get_process_group_ranks(chosen), timeout, dist.get_backend(chosen), use_local_synchronization=True
         )
         self._pool = ThreadPoolExecutor(1, "tq-collectives")
 

@@ -18,6 +18,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tq.quant.codec import Codec
 from tq.train import collectives
+from tq.train.corpus import load
+from tq.train.gpt import GPT, PRESETS
+from tq.train.loop import TrainConfig
+from tq.train.parallel import ParallelTrainer
 
 METHODS = ("fp32", "bf16", "powersgd", "all-gather", "ours")
 _SIDE = 1024  # columns of the weight whose gradient a hook gets
@@ -43,6 +47,10 @@ def bf16(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
     return default_hooks.bf16_compress_hook(state, bucket)
 
 
+def _powersgd() -> powerSGD_hook.PowerSGDState:
+    return powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=2, min_compression_rate=1)
+
+
 def _nothing(_: object) -> None:
     return None
 
@@ -57,10 +65,7 @@ def _calls(method: str, numel: int, bits: int, x: Tensor) -> Callable[[int], Non
     if method == "bf16":
         return _hooked(numel, bf16, None)
     if method == "powersgd":
-        state = powerSGD_hook.PowerSGDState(
-            None, matrix_approximation_rank=4, start_powerSGD_iter=2, min_compression_rate=1
-        )
-        return _hooked(numel, powerSGD_hook.powerSGD_hook, state)
+        return _hooked(numel, powerSGD_hook.powerSGD_hook, _powersgd())
     raise ValueError(f"method must be one of {METHODS}, got {method!r}")
 
 
@@ -135,3 +140,51 @@ def coding(numel: int, bits: int = 4, repeats: int = 7) -> dict[str, float]:
             seconds.append(time.perf_counter() - start)
         rates[name] = numel / statistics.median(seconds[1:])
     return rates
+
+
+_training: dict[str, ParallelTrainer] = {}
+
+
+def training(
+    how: str = "ddp", bits: int | None = None, hook: str | None = None, steps: int = 20, total: int = 1000,
+    preset: str = "1m", batch: int = 8, lr: float = 2e-3, seed: int = 0, max_bytes: int = 4_000_000,
+    alone: bool = False, diloco: dict[str, Any] | None = None, evaluate: int = 0,
+) -> dict[str, Any]:  # fmt: skip
+    """The next steps of a training run; the first call with other arguments than the last starts another run.
+
+    Arguments:
+        how, bits: of ``ParallelTrainer``; hook: "bf16" or "powersgd", for DDP.
+        steps: to take in this call, of ``total`` that the schedule of the learning rate knows.
+        alone: without any exchange, for the time of the computation.
+        evaluate: batches of held-out data after the steps.
+
+    Returns: seconds of each step; sent: bytes at the interface; losses: mean over the ranks of every step so far;
+    valid: held-out loss in nats, if asked for.
+    """
+    key = repr((how, bits, hook, total, preset, batch, lr, seed, max_bytes, sorted((diloco or {}).items())))
+    if key not in _training:
+        _training.clear()
+        hooks = {"bf16": (None, bf16), "powersgd": (_powersgd(), powerSGD_hook.powerSGD_hook)}
+        config = TrainConfig(steps=total, batch=batch, lr=lr, seed=seed)
+        corpus = load("stdlib", max_bytes=max_bytes)
+        _training[key] = ParallelTrainer(
+            GPT(PRESETS[preset], seed), corpus, config, how, None if bits is None else Codec(bits),
+            hook=None if hook is None else hooks[hook], diloco=diloco,
+        )  # fmt: skip
+    trainer = _training[key]
+    wrapped = trainer.forward
+    trainer.forward = trainer.model if alone else wrapped
+    seconds: list[float] = []
+    dist.barrier()
+    before = _sent_bytes()
+    try:
+        for _ in range(steps):
+            start = time.perf_counter()
+            trainer.step()
+            seconds.append(time.perf_counter() - start)
+    finally:
+        trainer.forward = wrapped
+    dist.barrier()
+    sent = _sent_bytes() - before
+    valid = trainer.evaluate(evaluate) if evaluate else None
+    return {"seconds": seconds, "sent": sent / max(1, steps), "losses": trainer.mean_losses(), "valid": valid}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,29 @@ def run(rank: int, ranks: int) -> dict[str, Any]:
             ParallelTrainer(GPT(PRESETS["tiny"]), corpus, CONFIG if bad else TrainConfig(steps=2, batch=3), **bad)
     dist.barrier()
     return found
+
+
+def at_two_sites(rank: int, ranks: int) -> dict[str, Any]:
+    corpus = load("stdlib", max_bytes=200_000)
+    trainer = ParallelTrainer(
+        GPT(PRESETS["tiny"]), corpus, CONFIG, "diloco", Codec(4), diloco={"every": 3}, sites=[0, 1, 0, 1]
+    )
+    same = []
+    for _ in range(6):
+        trainer.step()
+        crc = torch.tensor([zlib.crc32(torch.cat([p.detach().flatten() for p in trainer.model.parameters()]).numpy())])
+        everyone = [torch.empty_like(crc) for _ in range(ranks)]
+        dist.all_gather(everyone, crc)
+        same.append([int(c) for c in everyone])
+    with pytest.raises(ValueError, match="sites must put the 4 ranks at sites of one size"):
+        ParallelTrainer(GPT(PRESETS["tiny"]), corpus, CONFIG, "diloco", diloco={"every": 3}, sites=[0, 0, 0, 1])
+    return {"same": same}
+
+
+def test_sites_agree_inside_always_and_across_in_turn(tmp_path: Path) -> None:
+    for step, crcs in enumerate(values(4, tmp_path, at_two_sites)[0]["same"], start=1):
+        assert crcs[0] == crcs[2] and crcs[1] == crcs[3]
+        assert (crcs[0] == crcs[1]) == (step % 3 == 0)
 
 
 def test_ranks_follow_the_run_of_one_process(tmp_path: Path) -> None:

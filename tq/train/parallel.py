@@ -5,7 +5,7 @@ Every rank runs the same code and takes its share of each batch, the one that a 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -36,6 +36,9 @@ class ParallelTrainer(Trainer):
         codec: of gradients or pseudo-gradients; None sends fp32.
         hook: (state, function) for DDP in place of the codec's: another communication hook.
         diloco: further arguments of ``DiLoCo``.
+        sites: number of the site of each rank, for "diloco": inside a site ranks train by DDP, in fp32; replicas are
+            the sites, and ranks of the same place at theirs exchange pseudo-gradients. All sites have as many ranks. None:
+            every rank is a site.
 
     ``losses`` holds this rank's losses; ``mean_losses`` those of all ranks.
     """
@@ -44,7 +47,7 @@ class ParallelTrainer(Trainer):
         self, model: GPT, corpus: Corpus, config: TrainConfig, how: str = "ddp", codec: Codec | None = None, *,
         device: torch.device | str = "cpu", optimizer: Callable[[list[dict[str, Any]]], Optimizer] | None = None,
         hook: tuple[Any, Callable[..., Any]] | None = None, diloco: dict[str, Any] | None = None,
-        bucket_mb: float = 25.0,
+        bucket_mb: float = 25.0, sites: Sequence[int] | None = None,
     ):  # fmt: skip
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         if how not in HOWS:
@@ -67,7 +70,23 @@ class ParallelTrainer(Trainer):
                 wrapped.register_comm_hook(*hook)
             self.forward = wrapped
         elif how == "diloco":
-            self.outer = DiLoCo(model.parameters(), codec=codec, **(diloco or {}))
+            inside, across = self._site_groups(list(range(self.ranks)) if sites is None else list(sites))
+            if dist.get_world_size(inside) > 1:
+                self.forward = DistributedDataParallel(model, process_group=inside, gradient_as_bucket_view=True)
+            self.outer = DiLoCo(model.parameters(), codec=codec, group=across, **(diloco or {}))
+
+    def _site_groups(self, sites: list[int]) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
+        """(this rank's site, the ranks of its place at all sites)."""
+        members = [[r for r, at in enumerate(sites) if at == site] for site in sorted(set(sites))]
+        if len(sites) != self.ranks or len({len(site) for site in members}) != 1:
+            raise ValueError(f"sites must put the {self.ranks} ranks at sites of one size, got {sites}")
+        mine: dict[bool, dist.ProcessGroup] = {}
+        for inside, chosen in ((True, members), (False, [list(place) for place in zip(*members, strict=True)])):
+            for ranks in chosen:
+                group = dist.new_group(ranks)
+                if self.rank in ranks:
+                    mine[inside] = group
+        return mine[True], mine[False]
 
     def _reduce_scatter(self, codec: Codec) -> ReduceScatter:
         if not hasattr(self, "_scatter"):

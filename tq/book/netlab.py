@@ -366,11 +366,12 @@ class Crew:
         waiting.rename(self._path / f"call-{turn}.json")
 
     def close(self) -> None:
-        """Ends the ranks; the lab stays up."""
+        """Ends the ranks, which get some seconds to take their leave; the lab stays up."""
         self._order(self._turn, None)
+        deadline = time.monotonic() + 5
         for process in self._processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(10)
+                process.wait(max(0.0, deadline - time.monotonic()))
         for output in self._outputs:
             output.close()
         self._folder.cleanup()

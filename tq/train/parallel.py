@@ -37,8 +37,8 @@ class ParallelTrainer(Trainer):
         hook: (state, function) for DDP in place of the codec's: another communication hook.
         diloco: further arguments of ``DiLoCo``.
         sites: number of the site of each rank, for "diloco": inside a site ranks train by DDP, in fp32; replicas are
-            the sites, and ranks of the same place at theirs exchange pseudo-gradients. All sites have as many ranks. None:
-            every rank is a site.
+            the sites, and ranks of the same place at theirs exchange pseudo-gradients. All sites have as many ranks.
+            None: every rank is a site.
 
     ``losses`` holds this rank's losses; ``mean_losses`` those of all ranks.
     """

@@ -1,29 +1,293 @@
-"""Means over ranks, exact or compressed: what is asked for, and who answers.
-
-An algorithm asks by yielding a ``Mean``; the answer is written into it. So the same code runs on one rank of a process
-group, alone, or as one of several workers simulated in a process, where only the wire is missing.
+"""Means over ranks, exact or compressed: of tensors, of DDP's and FSDP2's gradients, and of what an optimizer asks for.
 
 The compressed all-reduce has two legs. Every rank encodes its tensor and sends each other rank that rank's chunk; the
 chunks are decoded and averaged in fp32, encoded again and sent to all, who decode the same bytes. The first leg's seed
-is the rank's own, so that the errors of the ranks are independent; the second is shared.
+is the rank's own, so that the errors of the ranks are independent; the second is shared. Bytes a rank sends:
+(n - 1)/n of the tensor's code in each leg, where a ring all-reduce sends (n - 1)/n of its 4 bytes an element twice.
 
-Bytes a rank sends: (n - 1)/n of the tensor's code in each leg, where a ring all-reduce sends (n - 1)/n of its 4 bytes
-an element twice.
+    all_reduce(x, Codec())                                       # in place
+    model.register_comm_hook(HookState(Codec()), ddp_hook)       # DistributedDataParallel
+    fsdp_module.set_custom_reduce_scatter(ReduceScatter(Codec()))  # FSDP2
+
+An optimizer asks by yielding a ``Mean``; the answer is written into it. So the same code runs on one rank of a process
+group, alone, or as one of several workers simulated in a process, where only the wire is missing.
 """
 
-from __future__ import annotations
-
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field
+# no postponed annotations: DDP looks at those of its hooks
+import threading
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tq.quant.codec import Code, Codec
+from tq.quant.codec import DTYPES, Code, Codec
+from tq.train.exchange import (
+    Codecs,
+    GroupError,
+    Key,
+    agree,
+    all_gather,
+    chunk_numel,
+    chunk_of,
+    code_bytes,
+    encode_mean,
+    encode_owing,
+    guarded,
+    mean_over,
+    message_bytes,
+    named,
+    owing_mean_over,
+    view_code,
+)  # fmt: skip
 
-Codecs = tuple[Codec, Codec]
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # renamed in torch 2.13
+__all__ = [
+    "Codecs", "GroupError", "HookState", "Mean", "ReduceScatter", "Work", "all_gather_mean", "all_reduce",
+    "background", "chunk_numel", "chunk_of", "code_bytes", "ddp_hook", "over_group", "simulate",
+]  # fmt: skip
+
+
+# --- means of tensors -----------------------------------------------------------------------------------------
+
+
+class Work:
+    """A collective that is under way."""
+
+    def __init__(self, future: Any, finish: Callable[[], None]) -> None:
+        self._future, self._finish = future, finish
+
+    def wait(self) -> None:
+        """Returns when the result is in place; raises what went wrong."""
+        self._future.result()
+        finish, self._finish = self._finish, lambda: None
+        finish()
+
+    def is_completed(self) -> bool:
+        return bool(self._future.done())
+
+
+class _Lane:
+    """A thread and a process group of its own, so that what runs there cannot meet the collectives of others."""
+
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
+        self.of = chosen = named(group)
+        device = torch.device("cuda" if dist.get_backend(chosen) == "nccl" else "cpu")
+        timeout = chosen._get_backend(device).options._timeout
+        self.group = dist.new_group(
+            dist.get_process_group_ranks(chosen), timeout, dist.get_backend(chosen), use_local_synchronization=True
+        )
+        self._pool = ThreadPoolExecutor(1, "tq-collectives")
+
+    def submit(self, call: Callable[[], Any]) -> Any:
+        return self._pool.submit(call)
+
+
+_lanes: dict[str, _Lane] = {}
+_lanes_lock = threading.Lock()
+
+
+def _lane(group: dist.ProcessGroup | None) -> _Lane:
+    chosen = named(group)
+    with _lanes_lock:
+        lane = _lanes.get(chosen.group_name)
+        if lane is None or lane.of is not chosen:  # a former group of that name was destroyed
+            lane = _lanes[chosen.group_name] = _Lane(group)
+        return lane
+
+
+def _flat(tensors: Sequence[Tensor]) -> tuple[list[Tensor], Callable[[], None]]:
+    """Flat tensors, one for each dtype, and what writes them back where they are copies."""
+    if len(tensors) == 1 and tensors[0].is_contiguous():
+        return [tensors[0].detach().view(-1)], lambda: None
+    kinds = {x.dtype: [y for y in tensors if y.dtype == x.dtype] for x in tensors}
+    flats = [torch.cat([x.detach().reshape(-1) for x in kind]) for kind in kinds.values()]
+
+    def write() -> None:
+        for kind, flat in zip(kinds.values(), flats, strict=True):
+            for x, part in zip(kind, flat.split([x.numel() for x in kind]), strict=True):
+                x.detach().copy_(part.view(x.shape))
+
+    return flats, write
+
+
+def _checked(x: Tensor | Sequence[Tensor]) -> list[Tensor]:
+    tensors = [x] if isinstance(x, Tensor) else list(x)
+    for tensor in tensors:
+        if not isinstance(tensor, Tensor) or tensor.dtype not in DTYPES or tensor.layout != torch.strided:
+            said = f"{tensor.dtype}, {tensor.layout}" if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise TypeError(f"x must be dense tensors of float32, bfloat16 or float16, got {said}")
+    return [tensor for tensor in tensors if tensor.numel()]
+
+
+def all_reduce(
+    x: Tensor | Sequence[Tensor], codec: Codec | Codecs, group: dist.ProcessGroup | None = None,
+    async_op: bool = False, step: int = 0,
+) -> Work | None:  # fmt: skip
+    """x becomes the mean over the ranks, in place; with bytes of ``codec`` on the wire, identical on all ranks.
+
+    Arguments:
+        x: tensors of fp32, bf16 or fp16, the same on every rank; a list is sent as one tensor for each dtype.
+        codec: of both legs, or of each.
+        async_op: returns a ``Work`` at once; it must be waited for before x is used. Collectives that are started
+            like this run one after another, in the order of their start, which must be the same on all ranks.
+        step: with another step come other seeds, so that errors do not repeat.
+
+    Raises GroupError, on every rank, if the ranks ask for different things or one is gone; FloatingPointError, on every
+    rank, where a rank's x is not finite and the codec has nonfinite="raise".
+    """
+    tensors, codecs = _checked(x), _pair(codec)
+    if not tensors:
+        return None if not async_op else Work(_Done(), lambda: None)
+    flats, write = _flat(tensors)
+    asked = [(flat, (step, number)) for number, flat in enumerate(flats)]
+    if async_op:
+        lane = _lane(group)
+        return Work(lane.submit(lambda: mean_over(asked, codecs, lane.group)), write)
+    mean_over(asked, codecs, group)
+    write()
+    return None
+
+
+class _Done:
+    def result(self) -> None:
+        return None
+
+    def done(self) -> bool:
+        return True
+
+
+def _pair(codec: Codec | Codecs) -> Codecs:
+    first, second = (codec, codec) if isinstance(codec, Codec) else codec
+    if first.block != second.block:
+        raise ValueError(f"the codecs of the two legs must have one block, got {first.block} and {second.block}")
+    return first, second
+
+
+def all_gather_mean(x: Tensor, codec: Codec, group: dist.ProcessGroup | None = None, step: int = 0) -> None:
+    """The mean as the whitepaper's report forms it: everybody's code to everybody, (n - 1) codes a rank. In place."""
+    ranks, rank = dist.get_world_size(group), dist.get_rank(group)
+    (flat,), write = _flat(_checked(x))
+    codecs = [replace(codec, nonfinite="propagate").derive(step, 1, r) for r in range(ranks)]
+    blocks = -(-flat.numel() // codec.block)
+    sent = torch.empty(message_bytes(codec, blocks), dtype=torch.uint8, device=flat.device)
+    codecs[rank].encode(flat, view_code(codecs[rank], sent, blocks, flat.numel(), flat.dtype))
+    received = torch.empty(ranks, sent.numel(), dtype=torch.uint8, device=flat.device)
+    with guarded(group):
+        all_gather(received.view(-1), sent, group=group)
+    total = torch.zeros(flat.shape, device=flat.device)
+    for chosen, message in zip(codecs, received, strict=True):
+        chosen.decode(view_code(chosen, message, blocks, flat.numel(), torch.float32), out=total, accumulate=True)
+    flat.copy_(total.div_(ranks))
+    write()
+
+
+# --- DDP ------------------------------------------------------------------------------------------------------
+
+
+class HookState:
+    """What ``ddp_hook`` keeps: the codecs, the step, which the seeds come from, and a group of its own.
+
+    Made by all ranks of the group together, after ``init_process_group``. The step counts what was synchronised, so
+    that a job that goes on from a checkpoint, with ``load_state_dict``, sees the seeds that it would have seen.
+    """
+
+    def __init__(self, codec: Codec | Codecs, group: dist.ProcessGroup | None = None) -> None:
+        first, second = _pair(codec)
+        # a scaler of gradients wants to see what overflows
+        self.codecs = replace(first, nonfinite="propagate"), replace(second, nonfinite="propagate")
+        self.lane = _Lane(group)
+        self.step = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"step": self.step}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        if set(state) != {"step"} or not isinstance(state["step"], int):
+            raise ValueError(f"not a state of HookState: it has the keys {sorted(state)}, expected ['step']")
+        self.step = state["step"]
+
+
+def ddp_hook(state: HookState, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    """For ``DistributedDataParallel.register_comm_hook``: a bucket's mean, while the backward pass goes on."""
+    buffer, key = bucket.buffer(), (state.step, bucket.index())
+    if bucket.is_last():
+        state.step += 1
+    if buffer.is_cuda:
+        return _on_stream(state, buffer, key)
+    future: torch.futures.Future[Tensor] = torch.futures.Future()
+
+    def run() -> None:
+        try:
+            mean_over([(buffer, key)], state.codecs, state.lane.group)
+            future.set_result(buffer)
+        except Exception as error:  # DDP raises it where it waits
+            future.set_exception(error)  # type: ignore[arg-type]
+
+    state.lane.submit(run)
+    return future
+
+
+_streams: dict[torch.device, Any] = {}
+
+
+def _on_stream(state: HookState, buffer: Tensor, key: Key) -> torch.futures.Future[Tensor]:
+    """On a GPU nothing waits on the host, so a stream of its own is enough."""
+    stream = _streams.setdefault(buffer.device, torch.cuda.Stream(buffer.device))
+    stream.wait_stream(torch.cuda.current_stream(buffer.device))
+    future: torch.futures.Future[Tensor] = torch.futures.Future(devices=[buffer.device])
+    with torch.cuda.stream(stream):
+        mean_over([(buffer, key)], state.codecs, state.lane.group)
+        buffer.record_stream(stream)
+        future.set_result(buffer)
+    return future
+
+
+# --- FSDP2 ----------------------------------------------------------------------------------------------------
+
+
+class ReduceScatter:
+    """For FSDP2's ``set_custom_reduce_scatter``: gradients travel as codes, the sum is in fp32. One for each module or
+    one for all; ``state_dict`` holds the number of calls, which the seeds come from."""
+
+    def __init__(self, codec: Codec) -> None:
+        self.codec = replace(codec, nonfinite="propagate")
+        self.step = 0
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
+    ) -> None:
+        if op not in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
+            raise ValueError(f"op must be SUM or AVG, got {op}")
+        ranks, rank, numel = dist.get_world_size(group), dist.get_rank(group), output_tensor.numel()
+        blocks = -(-numel // self.codec.block)
+        codecs = [self.codec.derive(self.step, 1, r) for r in range(ranks)]
+        self.step += 1
+        sent = torch.empty(ranks, message_bytes(self.codec, blocks), dtype=torch.uint8, device=input_tensor.device)
+        with guarded(group):
+            agree(f"{self.codec} for a reduce-scatter of {numel}", input_tensor.device, group)
+            for chunk, message in zip(input_tensor.view(ranks, numel), sent, strict=True):
+                codecs[rank].encode(chunk, view_code(codecs[rank], message, blocks, numel, chunk.dtype))
+            received = torch.empty_like(sent)
+            dist.all_to_all_single(received, sent, group=group)
+        total = torch.zeros(numel, device=input_tensor.device)
+        for codec, message in zip(codecs, received, strict=True):
+            codec.decode(view_code(codec, message, blocks, numel, torch.float32), out=total, accumulate=True)
+        output_tensor.view(-1).copy_(total.div_(ranks) if op == dist.ReduceOp.AVG else total)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"step": self.step}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.step = state["step"]
+
+
+# --- what optimizers ask for ----------------------------------------------------------------------------------
 
 
 @dataclass
@@ -41,7 +305,7 @@ class Mean:
 
     x: Tensor
     codecs: Codecs | None = None
-    key: tuple[int | str, ...] = ()
+    key: Key = ()
     errors: tuple[Tensor, Tensor] | None = None
     nbytes: float | None = field(default=None, kw_only=True)
 
@@ -58,47 +322,14 @@ class Mean:
 Asking = Generator[Mean, None, None]
 
 
-def code_bytes(codec: Codec, numel: int) -> int:
-    """Bytes of the code of a flat tensor."""
-    return -(-numel // codec.block) * (codec.packed_bytes + codec.scale_dtype.itemsize)
-
-
-def chunk_of(numel: int, block: int, rank: int, ranks: int) -> tuple[int, int]:
-    """(first, end) block of the chunk that a rank averages: whole blocks, the last ranks may get fewer or none."""
-    blocks = -(-numel // block)
-    each = -(-blocks // ranks)
-    return min(rank * each, blocks), min((rank + 1) * each, blocks)
-
-
-def chunk_numel(numel: int, block: int, rank: int, ranks: int) -> int:
-    """Elements of that chunk."""
-    first, end = chunk_of(numel, block, rank, ranks)
-    return min(end * block, numel) - min(first * block, numel)
-
-
-def _encode_first(asked: Mean, rank: int) -> Code:
+def _codes(asked: Mean, rank: int) -> Code:
+    """The first leg's code of the whole tensor."""
     assert asked.codecs is not None
     codec = asked.codecs[0].derive(*asked.key, 1, rank)
-    if asked.errors is None:
-        return codec.encode(asked.x)
-    owed = asked.x + asked.errors[0]
-    code = codec.encode(owed)
-    asked.errors = owed.sub_(codec.decode(code)), asked.errors[1]
-    return code
-
-
-def _encode_second(asked: Mean, parts: Sequence[Code]) -> Code:
-    """The chunk's mean, from the ranks' codes of it in the order of the ranks."""
-    assert asked.codecs is not None
-    codec = asked.codecs[1].derive(*asked.key, 2)
-    total = torch.zeros(parts[0].shape, device=asked.x.device)
-    for part in parts:
-        part.codec.decode(part, out=total, accumulate=True)
-    if asked.errors is None:
-        return codec.encode(total, factor=1 / len(parts))
-    owed = total.div_(len(parts)).add_(asked.errors[1])
-    code = codec.encode(owed)
-    asked.errors = asked.errors[0], owed.sub_(codec.decode(code))
+    code = codec.empty(tuple(asked.x.shape), asked.x.dtype, asked.x.device)
+    owed = encode_owing(codec, asked.x, code, None if asked.errors is None else asked.errors[0])
+    if asked.errors is not None and owed is not None:
+        asked.errors = owed, asked.errors[1]
     return code
 
 
@@ -117,49 +348,34 @@ def simulate(asked: Sequence[Mean]) -> None:
         for request in asked:
             request.x.copy_(mean)
         return
-    codes = [_encode_first(request, rank) for rank, request in enumerate(asked)]
+    codes = [_codes(request, rank) for rank, request in enumerate(asked)]
+    second = codecs[1].derive(*asked[0].key, 2)
     for rank, request in enumerate(asked):
-        first, end = chunk_of(numel, codecs[0].block, rank, ranks)
+        first, end = chunk_of(numel, second.block, rank, ranks)
         if end > first:
-            code = _encode_second(request, [_part(c, numel, first, end) for c in codes])
-            chunk = slice(first * codecs[0].block, min(end * codecs[0].block, numel))
-            mean = code.codec.decode(code)
+            parts = [_part(code, numel, first, end) for code in codes]
+            code = second.empty(parts[0].shape, torch.float32, request.x.device)
+            owed = encode_mean(parts, code, None if request.errors is None else request.errors[1])
+            if request.errors is not None and owed is not None:
+                request.errors = request.errors[0], owed
+            mean, start = second.decode(code), first * second.block
             for receiver in asked:
-                receiver.x[chunk] = mean
-
-
-def _rows(code: Code, rows: int) -> Tensor:
-    """Payload and scale of each block side by side, as uint8 [rows, bytes]: one message."""
-    bytes_N = torch.cat([code.payload, code.scales[:, None].view(torch.uint8)], 1)
-    return torch.nn.functional.pad(bytes_N, (0, 0, 0, rows - bytes_N.shape[0]))
-
-
-def _code(codec: Codec, rows: Tensor, numel: int) -> Code:
-    blocks = -(-numel // codec.block)
-    payload, scales = rows[:blocks].split([codec.packed_bytes, codec.scale_dtype.itemsize], 1)
-    return Code(
-        codec, (numel,), torch.float32, payload.contiguous(), scales.contiguous().view(codec.scale_dtype).view(-1)
-    )
+                receiver.x[start : start + mean.numel()] = mean
 
 
 def over_group(asked: Mean, group: dist.ProcessGroup | None = None) -> None:
     """Answers the request of this rank with the other ranks of a process group, who must ask for the same."""
-    ranks, rank, numel = dist.get_world_size(group), dist.get_rank(group), asked.x.numel()
     if asked.codecs is None:
-        dist.all_reduce(asked.x, group=group)
-        asked.x.div_(ranks)
-        return
-    first_codec, second_codec = asked.codecs
-    each = chunk_of(numel, first_codec.block, 0, ranks)[1]  # rows of a message: the first chunk is never the smaller
-    sent = _rows(_encode_first(asked, rank), ranks * each)
-    received = torch.empty_like(sent)
-    dist.all_to_all_single(received, sent, group=group)
-    mine = chunk_numel(numel, first_codec.block, rank, ranks)
-    parts = [
-        _code(first_codec.derive(*asked.key, 1, sender), rows, mine) for sender, rows in enumerate(received.split(each))
-    ]
-    mean = second_codec.derive(*asked.key, 2)
-    chunk = _rows(_encode_second(asked, parts) if mine else mean.empty((0,), torch.float32, asked.x.device), each)
-    everything = torch.empty(ranks * each, chunk.shape[1], dtype=torch.uint8, device=chunk.device)
-    _all_gather(everything, chunk, group=group)
-    mean.decode(_code(mean, everything, numel), out=asked.x)
+        with guarded(group):
+            dist.all_reduce(asked.x, group=group)
+        asked.x.div_(dist.get_world_size(group))
+    elif asked.errors is None:
+        mean_over([(asked.x, asked.key)], asked.codecs, group)
+    else:
+        asked.errors = owing_mean_over(asked.x, asked.codecs, asked.key, asked.errors, group)
+
+
+def background(asked: Mean, group: dist.ProcessGroup | None = None) -> Work:
+    """``over_group`` while other work goes on; nothing of the request may be touched before the wait."""
+    lane = _lane(group)
+    return Work(lane.submit(lambda: over_group(asked, lane.group)), lambda: None)

@@ -1,0 +1,162 @@
+"""Hosts with shaped links: rates, bytes, sites, faults, and that nothing of it stays."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.book import netlab_ranks as on
+from tq.book import netlab
+from tq.book.netlab import Crew, HostsFailed, Lab, NetworkUnavailable
+
+WHY = netlab.obstacle()
+needs_hosts = pytest.mark.skipif(WHY is not None, reason=f"needs hosts: {WHY}")
+
+SERVE = """
+import socket
+connection, _ = socket.create_server(("", 9000)).accept()
+got = 0
+while data := connection.recv(1 << 20):
+    got += len(data)
+connection.sendall(str(got).encode())
+"""
+SEND = """
+import socket, sys, time
+for _ in range(200):
+    try:
+        connection = socket.create_connection((sys.argv[1], 9000), 1)
+        break
+    except OSError:
+        time.sleep(0.05)
+connection.settimeout(60)
+start = time.perf_counter()
+connection.sendall(bytes(int(sys.argv[2])))
+connection.shutdown(socket.SHUT_WR)
+assert connection.recv(100) == sys.argv[2].encode()
+print(int(sys.argv[2]) * 8e-6 / (time.perf_counter() - start))
+"""
+
+
+def mbit(lab: Lab, sender: int, receiver: int, nbytes: int, folder: Path) -> float:
+    """Rate of a TCP connection, in 1e6 bit/s of its payload."""
+    server = lab.start(receiver, [sys.executable, "-S", "-c", SERVE])
+    with open(folder / "sent", "w+") as said:
+        client = lab.start(sender, [sys.executable, "-S", "-c", SEND, lab.address(receiver), str(nbytes)], output=said)
+        assert client.wait(60) == 0 and server.wait(10) == 0
+        said.seek(0)
+        return float(said.read())
+
+
+@needs_hosts
+@pytest.mark.parametrize(("rate", "nbytes"), ((20, 3_000_000), (200, 25_000_000)))
+def test_a_link_has_the_rate_that_was_asked_for(rate: float, nbytes: int, tmp_path: Path) -> None:
+    with Lab(2, rate) as lab:
+        before = lab.sent_bytes(0)
+        assert 0.85 * rate < mbit(lab, 0, 1, nbytes, tmp_path) < 1.02 * rate
+        assert 1.0 < (lab.sent_bytes(0) - before) / nbytes < 1.06
+
+
+@needs_hosts
+def test_directions_sites_and_new_rates(tmp_path: Path) -> None:
+    with Lab(3, (100, 10), sites=[0, 0, 1], between_mbit=4) as lab:
+        assert 8 < mbit(lab, 0, 1, 4_000_000, tmp_path) < 10.2  # down to host 1
+        before = lab.site_bytes(0)
+        assert 3.2 < mbit(lab, 1, 2, 2_000_000, tmp_path) < 4.1  # between the sites
+        assert 1.0 < (lab.site_bytes(0) - before) / 2_000_000 < 1.06
+        lab.shape(None)
+        lab.shape_sites(50)
+        assert 40 < mbit(lab, 1, 2, 5_000_000, tmp_path) < 51
+
+
+@needs_hosts
+def test_ranks_answer_calls_and_say_what_failed() -> None:
+    with Lab(2) as lab, Crew(lab, timeout_s=30) as crew:
+        assert crew.call(on.total, value=3) == [{"sum": 3.0, "rank": 0}, {"sum": 3.0, "rank": 1}]
+        with pytest.raises(HostsFailed, match="rank 1: ValueError: not on this one"):
+            crew.call(on.fail, rank=1)
+        assert crew.call(on.total, value=1)[1]["sum"] == 1.0
+
+
+@needs_hosts
+def test_a_cut_link_ends_the_collective_on_all_ranks_within_the_timeout() -> None:
+    with Lab(2, 50) as lab, Crew(lab, timeout_s=8) as crew:
+        crew.call(on.reduce, numel=1000, times=1)
+        # the call is under way when the cable is drawn: some 3 s of traffic
+        threading.Timer(1.0, lab.cut, [1]).start()
+        start = time.monotonic()
+        said = crew.call(on.reduce, numel=8_000_000, times=20)
+        assert time.monotonic() - start < 25
+        assert "no answer from rank 1" in said[0] and "rank 1 reaches neither" in said[1], said
+
+
+@needs_hosts
+def test_a_killed_host_takes_its_processes_along() -> None:
+    with Lab(2) as lab:
+        process = lab.start(1, ["sleep", "1000"])
+        time.sleep(0.2)
+        lab.kill(1)
+        assert process.wait(5) != 0
+
+
+@needs_hosts
+def test_nothing_stays_when_the_maker_is_killed() -> None:
+    code = (
+        "import time\nfrom tq.book.netlab import Lab\nlab = Lab(3, 10)\nlab.start(1, ['sleep', '1000'])\n"
+        "print('up', flush=True)\ntime.sleep(100)\n"
+    )
+    maker = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert maker.stdout is not None and maker.stdout.readline() == "up\n"
+    children = psutil.Process(maker.pid).children(recursive=True)
+    assert len(children) >= 2 * 4 + 1
+    maker.send_signal(signal.SIGKILL)
+    maker.wait()
+    assert psutil.wait_procs(children, timeout=10)[1] == []
+    maker.stdout.close()
+
+
+@needs_hosts
+def test_torchrun_goes_on_after_a_rank_was_killed(tmp_path: Path) -> None:
+    script = Path(on.__file__)
+    with Lab(2) as lab:
+        # more than one: a restarted rank may look for another one where that was before
+        lab.torchrun([str(script), str(tmp_path)], timeout_s=90, max_restarts=3)
+    assert {path.name for path in tmp_path.glob("sum-*")} == {"sum-0", "sum-1"}
+    assert (tmp_path / "sum-0").read_text() == (tmp_path / "sum-1").read_text() == "30.0"
+    assert (tmp_path / "died").exists()
+
+
+@needs_hosts
+def test_a_command_that_fails_is_shown(tmp_path: Path) -> None:
+    with Lab(1) as lab, pytest.raises(HostsFailed, match="(?s)hosts .0.: ended with an error.*no-such-script"):
+        lab.torchrun([str(tmp_path / "no-such-script.py")], timeout_s=60)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    (
+        ({"hosts": 0}, "hosts must be 1 to 80, got 0"),
+        ({"hosts": 2, "rate_mbit": -1}, "a rate must be positive Mbit/s or None"),
+        ({"hosts": 2, "sites": [0, 2]}, "sites must number the site of each of 2 hosts"),
+    ),
+)
+def test_bad_arguments(arguments: dict[str, object], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Lab(**arguments)  # type: ignore[arg-type]
+
+
+def test_where_it_is_not_allowed_one_sentence_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    netlab.obstacle.cache_clear()
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    try:
+        with pytest.raises(NetworkUnavailable, match="^network namespaces with links between them need root$"):
+            Lab(2, 10)
+    finally:
+        monkeypatch.undo()
+        netlab.obstacle.cache_clear()

@@ -1,0 +1,75 @@
+"""Training on real ranks follows the run of one process."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.distributed.helpers import values
+from tq import Codec
+from tq.train.corpus import load
+from tq.train.gpt import GPT, PRESETS
+from tq.train.loop import TrainConfig, Trainer
+from tq.train.parallel import ParallelTrainer
+
+CONFIG = TrainConfig(steps=6, batch=4, lr=2e-3, warmup=1)
+DILOCO = {"every": 2, "lr": 1.0, "momentum": 0.0}
+
+
+def run(rank: int, ranks: int) -> dict[str, Any]:
+    corpus, found = load("stdlib", max_bytes=200_000), {}
+    for how in ("ddp", "fsdp", "diloco"):
+        for codec in (None, Codec(8)):
+            options = {"diloco": DILOCO} if how == "diloco" else {}
+            trainer = ParallelTrainer(GPT(PRESETS["tiny"]), corpus, CONFIG, how, codec, **options)
+            trainer.train(progress=False)
+            found[f"{how} {codec is not None}"] = (trainer.mean_losses(), trainer.evaluate(2))
+    for bad, said in (({"how": "zero"}, "how must be one of"), ({}, "ranks times accumulate=1 must divide 3")):
+        with pytest.raises(ValueError, match=said):
+            ParallelTrainer(GPT(PRESETS["tiny"]), corpus, CONFIG if bad else TrainConfig(steps=2, batch=3), **bad)
+    dist.barrier()
+    return found
+
+
+def at_two_sites(rank: int, ranks: int) -> dict[str, Any]:
+    corpus = load("stdlib", max_bytes=200_000)
+    trainer = ParallelTrainer(
+        GPT(PRESETS["tiny"]), corpus, CONFIG, "diloco", Codec(4), diloco={"every": 3}, sites=[0, 1, 0, 1]
+    )
+    same = []
+    for _ in range(6):
+        trainer.step()
+        crc = torch.tensor([zlib.crc32(torch.cat([p.detach().flatten() for p in trainer.model.parameters()]).numpy())])
+        everyone = [torch.empty_like(crc) for _ in range(ranks)]
+        dist.all_gather(everyone, crc)
+        same.append([int(c) for c in everyone])
+    with pytest.raises(ValueError, match="sites must put the 4 ranks at sites of one size"):
+        ParallelTrainer(GPT(PRESETS["tiny"]), corpus, CONFIG, "diloco", diloco={"every": 3}, sites=[0, 0, 0, 1])
+    return {"same": same}
+
+
+def test_sites_agree_inside_always_and_across_in_turn(tmp_path: Path) -> None:
+    for step, crcs in enumerate(values(4, tmp_path, at_two_sites)[0]["same"], start=1):
+        assert crcs[0] == crcs[2] and crcs[1] == crcs[3]
+        assert (crcs[0] == crcs[1]) == (step % 3 == 0)
+
+
+def test_ranks_follow_the_run_of_one_process(tmp_path: Path) -> None:
+    found = values(2, tmp_path, run)
+    alone = Trainer(GPT(PRESETS["tiny"]), load("stdlib", max_bytes=200_000), CONFIG)
+    losses = torch.tensor(alone.train(progress=False), dtype=torch.float64)
+    valid = alone.evaluate(2)
+    for key, (mean, held_out) in found[0].items():
+        assert found[1][key][1] == held_out, key
+        assert torch.equal(mean, found[1][key][0])
+        if key.startswith("diloco"):
+            assert abs(held_out - valid) < 0.1
+        else:
+            tight = key.endswith("False")
+            torch.testing.assert_close(mean, losses, rtol=0, atol=2e-4 if tight else 2e-2)
+            assert abs(held_out - valid) < (1e-3 if tight else 2e-2), key

@@ -1,0 +1,190 @@
+"""Times and bytes of all-reduces, to be called on the ranks of a ``netlab.Crew``.
+
+Others' methods run as their authors ship them: PyTorch's hooks for ``DistributedDataParallel`` get the gradient of one
+weight, as DDP would hand it to them.
+"""
+
+import statistics
+import time
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from tq.quant.codec import Codec
+from tq.train import collectives
+from tq.train.corpus import load
+from tq.train.gpt import GPT, PRESETS
+from tq.train.loop import TrainConfig
+from tq.train.parallel import ParallelTrainer
+
+METHODS = ("fp32", "bf16", "powersgd", "all-gather", "ours")
+_SIDE = 1024  # columns of the weight whose gradient a hook gets
+
+
+def _hooked(numel: int, hook: Any, state: Any) -> Callable[[int], None]:
+    """A backward pass of one weight [numel / 1024, 1024] under DDP, whose time is the hook's and two passes over it."""
+    layer = nn.Linear(_SIDE, numel // _SIDE, bias=False)
+    nn.init.zeros_(layer.weight)
+    model = DistributedDataParallel(layer, bucket_cap_mb=1 << 20, gradient_as_bucket_view=True)
+    model.register_comm_hook(state, hook)
+    x = torch.randn(1, _SIDE)
+
+    def call(turn: int) -> None:
+        model.zero_grad(set_to_none=False)
+        model(x).sum().backward()
+
+    return call
+
+
+def bf16(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    """PyTorch's hook under another name: DDP refuses its own one on gloo, which can add bf16 by now."""
+    return default_hooks.bf16_compress_hook(state, bucket)
+
+
+def _powersgd() -> powerSGD_hook.PowerSGDState:
+    return powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=2, min_compression_rate=1)
+
+
+def _nothing(_: object) -> None:
+    return None
+
+
+def _calls(method: str, numel: int, bits: int, x: Tensor) -> Callable[[int], None]:
+    if method == "fp32":
+        return lambda turn: dist.all_reduce(x)
+    if method == "ours":
+        return lambda turn: _nothing(collectives.all_reduce(x, Codec(bits), step=turn))
+    if method == "all-gather":
+        return lambda turn: collectives.all_gather_mean(x, Codec(bits), step=turn)
+    if method == "bf16":
+        return _hooked(numel, bf16, None)
+    if method == "powersgd":
+        return _hooked(numel, powerSGD_hook.powerSGD_hook, _powersgd())
+    raise ValueError(f"method must be one of {METHODS}, got {method!r}")
+
+
+def _sent_bytes() -> int:
+    for line in open("/proc/self/net/dev"):
+        name, _, numbers = line.partition(":")
+        if name.strip() != "lo" and numbers:
+            return int(numbers.split()[8])
+    return 0
+
+
+_made: dict[tuple[str, int, int], tuple[Callable[[int], None], Tensor]] = {}
+
+
+def measure(method: str, numel: int, bits: int = 4, repeats: int = 5, warmup: int = 2) -> dict[str, Any]:
+    """Seconds of all-reduces of ``numel`` fp32 numbers, each between two barriers, and bytes that this rank sent.
+
+    Returns: seconds [repeats]; sent: bytes at the interface for one call, headers and barriers included.
+    """
+    key = (method, numel, bits)
+    if key not in _made:
+        _made.clear()
+        x = torch.randn(numel, generator=torch.Generator().manual_seed(dist.get_rank()))
+        _made[key] = _calls(method, numel, bits, x), x
+    call, x = _made[key]
+    seconds = []
+    for turn in range(warmup + repeats):
+        if turn == warmup:
+            dist.barrier()
+            before = _sent_bytes()
+        dist.barrier()
+        start = time.perf_counter()
+        call(turn)
+        if turn >= warmup:
+            seconds.append(time.perf_counter() - start)
+    dist.barrier()
+    return {"seconds": seconds, "sent": (_sent_bytes() - before) / repeats}
+
+
+def check(method: str, numel: int, bits: int = 4) -> dict[str, float]:
+    """Error of the mean relative to its own energy, and whether all ranks hold the same bytes."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    parts = [torch.randn(numel, generator=torch.Generator().manual_seed(r)) for r in range(ranks)]
+    x, exact = parts[rank].clone(), torch.stack(parts).mean(0)
+    _calls(method, numel, bits, x)(0)
+    if method == "fp32":
+        x /= ranks
+    digest = torch.tensor([zlib.crc32(x.numpy().tobytes())])
+    everyone = [torch.empty_like(digest) for _ in range(ranks)]
+    dist.all_gather(everyone, digest)
+    error = ((x - exact).square().mean() / exact.square().mean()).item()
+    return {"error": error, "same": float(all(torch.equal(d, digest) for d in everyone))}
+
+
+def coding(numel: int, bits: int = 4, repeats: int = 7) -> dict[str, float]:
+    """Numbers a second that this rank encodes, decodes and adds up, while all other ranks do the same."""
+    codec = Codec(bits)
+    x = torch.randn(numel, generator=torch.Generator().manual_seed(dist.get_rank()))
+    code, out = codec.encode(x), torch.zeros(numel)
+    calls: dict[str, Callable[[], Any]] = {
+        "encode": lambda: codec.encode(x, code),
+        "decode": lambda: codec.decode(code, out),
+        "accumulate": lambda: codec.decode(code, out, accumulate=True),
+    }
+    rates = {}
+    for name, call in calls.items():
+        seconds = []
+        for _ in range(repeats + 1):
+            dist.barrier()
+            start = time.perf_counter()
+            call()
+            seconds.append(time.perf_counter() - start)
+        rates[name] = numel / statistics.median(seconds[1:])
+    return rates
+
+
+_training: dict[str, ParallelTrainer] = {}
+
+
+def training(
+    how: str = "ddp", bits: int | None = None, hook: str | None = None, steps: int = 20, total: int = 1000,
+    preset: str = "1m", batch: int = 8, lr: float = 2e-3, seed: int = 0, max_bytes: int = 4_000_000,
+    alone: bool = False, diloco: dict[str, Any] | None = None, evaluate: int = 0,
+) -> dict[str, Any]:  # fmt: skip
+    """The next steps of a training run; the first call with other arguments than the last starts another run.
+
+    Arguments:
+        how, bits: of ``ParallelTrainer``; hook: "bf16" or "powersgd", for DDP.
+        steps: to take in this call, of ``total`` that the schedule of the learning rate knows.
+        alone: without any exchange, for the time of the computation.
+        evaluate: batches of held-out data after the steps.
+
+    Returns: seconds of each step; sent: bytes at the interface; losses: mean over the ranks of every step so far;
+    valid: held-out loss in nats, if asked for.
+    """
+    key = repr((how, bits, hook, total, preset, batch, lr, seed, max_bytes, sorted((diloco or {}).items())))
+    if key not in _training:
+        _training.clear()
+        hooks = {"bf16": (None, bf16), "powersgd": (_powersgd(), powerSGD_hook.powerSGD_hook)}
+        config = TrainConfig(steps=total, batch=batch, lr=lr, seed=seed)
+        corpus = load("stdlib", max_bytes=max_bytes)
+        _training[key] = ParallelTrainer(
+            GPT(PRESETS[preset], seed), corpus, config, how, None if bits is None else Codec(bits),
+            hook=None if hook is None else hooks[hook], diloco=diloco,
+        )  # fmt: skip
+    trainer = _training[key]
+    wrapped = trainer.forward
+    trainer.forward = trainer.model if alone else wrapped
+    seconds: list[float] = []
+    dist.barrier()
+    before = _sent_bytes()
+    try:
+        for _ in range(steps):
+            start = time.perf_counter()
+            trainer.step()
+            seconds.append(time.perf_counter() - start)
+    finally:
+        trainer.forward = wrapped
+    dist.barrier()
+    sent = _sent_bytes() - before
+    valid = trainer.evaluate(evaluate) if evaluate else None
+    return {"seconds": seconds, "sent": sent / max(1, steps), "losses": trainer.mean_losses(), "valid": valid}

@@ -1,0 +1,1 @@
+"""Models of systems: pure, no torch at import."""

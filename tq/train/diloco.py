@@ -1,0 +1,209 @@
+"""DiLoCo: replicas that train alone for H steps and then agree, for links that are too slow to agree in every step.
+
+Each replica takes H steps of its own optimizer. How far it came, the *pseudo-gradient* (weights agreed upon minus its
+own), is averaged over the replicas, and an outer step of SGD with Nesterov momentum moves the weights agreed upon along
+it; every replica goes on from there. With a codec the pseudo-gradients travel in a few bits: b/8/H bytes a parameter
+and step and direction, where gradients in fp32 take 4.
+
+In fragments (Streaming DiLoCo) parts of the model agree in turn, each every H steps, so the link is used evenly; with a
+``delay`` the exchange goes on behind that many further steps, and the replica then meets the new weights half way.
+
+Source: Douillard et al., arXiv 2311.08105; Streaming DiLoCo, arXiv 2501.18512.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from tq.quant.codec import Codec
+from tq.train.collectives import Codecs, Mean, Work, background, chunk_numel, over_group, simulate
+
+VERSION = 1
+
+
+class _Fragment:
+    """Parameters that agree together, with the weights agreed upon, the outer momentum and what feedback owes."""
+
+    def __init__(self, parameters: list[Tensor]) -> None:
+        self.parameters = parameters
+        self.agreed = self.local()
+        self.momentum = torch.zeros_like(self.agreed)
+        self.errors: tuple[Tensor, Tensor] | None = None
+        self.due = -1
+        self.asked: Mean | None = None
+        self.work: Work | None = None
+
+    def local(self) -> Tensor:
+        """The replica's own weights, flat, in fp32: a copy."""
+        return torch.cat([_local(p).reshape(-1).float() for p in self.parameters])
+
+    def write(self, flat: Tensor) -> None:
+        for p, part in zip(self.parameters, flat.split([_local(p).numel() for p in self.parameters]), strict=True):
+            _local(p).copy_(part.view(_local(p).shape))
+
+
+def _local(p: Tensor) -> Tensor:
+    """A parameter's own shard: FSDP2 keeps DTensors."""
+    own = p.detach()
+    return own.to_local() if isinstance(own, DTensor) else own
+
+
+class DiLoCo:
+    """Call ``step`` after every step of the inner optimizer, on every replica.
+
+    Arguments:
+        parameters: of the model, the same on all replicas (or this rank's shards of them, with ``group`` the ranks that
+            hold the same shards at other sites).
+        every: H, inner steps between two agreements of a parameter; a multiple of ``fragments``.
+        codec: of the pseudo-gradients, or one for each leg; None: fp32.
+        lr, momentum: of the outer Nesterov step.
+        fragments: parts of the model that agree in turn.
+        delay: inner steps behind which an exchange goes on; less than every / fragments.
+        mix: weight of the replica's own weights when the new ones arrive; None: 0 without delay, else 1/2.
+        feedback: what coding lost is added to the next pseudo-gradient (of a fragment).
+        group: of the replicas; None: all ranks, or none where there is no process group.
+    """
+
+    def __init__(
+        self, parameters: Iterable[Tensor], every: int = 32, codec: Codec | Codecs | None = None, *, lr: float = 0.7,
+        momentum: float = 0.9, fragments: int = 1, delay: int = 0, mix: float | None = None, feedback: bool = False,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:  # fmt: skip
+        chosen = [p for p in parameters if p.requires_grad]
+        if not 1 <= fragments <= len(chosen):
+            raise ValueError(f"fragments must be 1 to the number of parameters ({len(chosen)}), got {fragments}")
+        if every < 1 or every % fragments:
+            raise ValueError(f"every must be a positive multiple of fragments={fragments}, got {every}")
+        if not 0 <= delay < every // fragments:
+            raise ValueError(f"delay must be 0 to every / fragments - 1 = {every // fragments - 1}, got {delay}")
+        if feedback and codec is None:
+            raise ValueError("feedback=True needs a codec: without one nothing is lost")
+        if lr <= 0 or not 0 <= momentum < 1:
+            raise ValueError(f"lr must be positive and momentum in [0, 1), got {lr} and {momentum}")
+        self.every, self.delay, self.lr, self.momentum = every, delay, lr, momentum
+        self.codecs = (codec, codec) if isinstance(codec, Codec) else codec
+        self.mix = (0.5 if delay else 0.0) if mix is None else mix
+        self.feedback, self.group = feedback, group
+        self.fragments = [_Fragment(part) for part in _split(chosen, fragments)]
+        self.simulated: tuple[int, int] | None = None  # (rank, ranks) among replicas of one process
+        self.steps_done, self.bytes_sent = 0, 0.0
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """(rank, ranks) among the replicas."""
+        if self.simulated is not None:
+            return self.simulated
+        if dist.is_available() and dist.is_initialized():
+            return dist.get_rank(self.group), dist.get_world_size(self.group)
+        return 0, 1
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Counts an inner step; starts the exchange of the fragment whose turn it is, ends the one that is due."""
+        together = self.simulated is None and self.place[1] > 1
+        for fragment, asked in self.ask():
+            if not together:
+                simulate([asked])
+            elif self.delay:
+                fragment.work = background(asked, self.group)
+            else:
+                over_group(asked, self.group)
+        self.finish()
+
+    @torch.no_grad()
+    def ask(self) -> list[tuple[_Fragment, Mean]]:
+        """Counts an inner step; the means that must be formed now."""
+        self.steps_done += 1
+        started, (rank, ranks) = [], self.place
+        for number, fragment in enumerate(self.fragments):
+            turn = (number + 1) * (self.every // len(self.fragments)) % self.every
+            if self.steps_done % self.every == turn:
+                x = fragment.agreed - fragment.local()
+                if self.feedback and fragment.errors is None:
+                    assert self.codecs is not None
+                    mine = chunk_numel(x.numel(), self.codecs[0].block, rank, ranks)
+                    fragment.errors = torch.zeros_like(x), torch.zeros(mine, device=x.device)
+                asked = Mean(x, self.codecs, (self.steps_done, number), fragment.errors)
+                fragment.asked, fragment.due = asked, self.steps_done + self.delay
+                self.bytes_sent += asked.sent_bytes(ranks)
+                started.append((fragment, asked))
+        return started
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """The outer step of the fragments whose mean is due now."""
+        for fragment in self.fragments:
+            if fragment.due == self.steps_done and fragment.asked is not None:
+                if fragment.work is not None:
+                    fragment.work.wait()
+                mean = fragment.asked.x
+                fragment.errors = fragment.asked.errors
+                fragment.momentum.mul_(self.momentum).add_(mean)
+                fragment.agreed.sub_(mean.add(fragment.momentum, alpha=self.momentum), alpha=self.lr)
+                new = fragment.agreed
+                fragment.write(new if not self.mix else torch.lerp(new, fragment.local(), self.mix))
+                fragment.asked, fragment.work, fragment.due = None, None, -1
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors, numbers and texts only. Not while an exchange goes on behind inner steps (RuntimeError)."""
+        if any(fragment.asked is not None for fragment in self.fragments):
+            raise RuntimeError(
+                f"an exchange is under way until step {max(f.due for f in self.fragments)}, this is {self.steps_done}; "
+                "save between exchanges"
+            )
+        keys = ("agreed", "momentum")
+        return {
+            "version": VERSION, "every": self.every, "steps_done": self.steps_done, "bytes_sent": self.bytes_sent,
+            "fragments": [
+                {**{key: getattr(f, key) for key in keys}, "errors": None if f.errors is None else list(f.errors)}
+                for f in self.fragments
+            ],
+        }  # fmt: skip
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Raises ValueError for a state of something else, leaving this one as it is."""
+        if state.get("version") != VERSION or state.get("every") != self.every:
+            raise ValueError(
+                f"not a state of DiLoCo with every={self.every}: version {state.get('version')}, "
+                f"every={state.get('every')}"
+            )
+        sizes = [part["agreed"].numel() for part in state["fragments"]]
+        if sizes != (mine := [f.agreed.numel() for f in self.fragments]):
+            raise ValueError(f"the state has fragments of {sizes} parameters, this model of {mine}")
+        self.steps_done, self.bytes_sent = state["steps_done"], state["bytes_sent"]
+        for fragment, part in zip(self.fragments, state["fragments"], strict=True):
+            fragment.agreed.copy_(part["agreed"])
+            fragment.momentum.copy_(part["momentum"])
+            errors = part["errors"]
+            fragment.errors = None if errors is None else (errors[0].clone(), errors[1].clone())
+
+
+def _split(parameters: Sequence[Tensor], count: int) -> list[list[Tensor]]:
+    """Runs of parameters in their order, of about the same number of elements, none empty."""
+    parts: list[list[Tensor]] = [[]]
+    total, done = sum(p.numel() for p in parameters), 0
+    for index, p in enumerate(parameters):
+        missing = count - len(parts)
+        full = done * count >= len(parts) * total
+        if parts[-1] and missing and (full or len(parameters) - index <= missing):
+            parts.append([])
+        parts[-1].append(p)
+        done += p.numel()
+    return parts
+
+
+def agree_together(replicas: Sequence[DiLoCo]) -> None:
+    """``step`` of the replicas of one process."""
+    for rank, replica in enumerate(replicas):
+        replica.simulated = rank, len(replicas)
+    with torch.no_grad():
+        for asked in zip(*(replica.ask() for replica in replicas), strict=True):
+            simulate([mean for _, mean in asked])
+        for replica in replicas:
+            replica.finish()

@@ -1,0 +1,321 @@
+"""The wire of the compressed collectives: messages, the pipeline of coding and sending, and what to say when it fails.
+
+A tensor travels in pieces. While one piece is on the wire the next is encoded and the last one decoded. A piece goes in
+two legs: every rank sends each other rank that rank's chunk of the piece, encoded; chunks are decoded, averaged in
+fp32, encoded again and gathered by all, who decode the same bytes. Codes are of blocks, so what comes out does not
+depend on pieces or chunks.
+
+A message is the payload of a chunk's blocks, then their scales, each padded to 16 bytes: views of one buffer, into
+which the codec writes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tq.quant.codec import Code, Codec
+
+PIECE = (
+    1 << 22
+)  # elements: 2 MB at 4 bits, so that a slow link is busy and a fast one does not wait for the first piece
+Codecs = tuple[Codec, Codec]
+Key = tuple[int | str, ...]
+all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # renamed in torch 2.13
+
+
+class GroupError(RuntimeError):
+    """A collective failed. ``ranks``: those that are missing or disagree, as far as is known; the message says why."""
+
+    def __init__(self, message: str, ranks: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.ranks = tuple(ranks)
+
+
+# --- layout ---------------------------------------------------------------------------------------------------
+
+
+def code_bytes(codec: Codec, numel: int) -> int:
+    """Bytes of the code of a flat tensor."""
+    return -(-numel // codec.block) * (codec.packed_bytes + codec.scale_dtype.itemsize)
+
+
+def chunk_of(numel: int, block: int, rank: int, ranks: int) -> tuple[int, int]:
+    """(first, end) block of the chunk that a rank averages: whole blocks, the last ranks may get fewer or none."""
+    blocks = -(-numel // block)
+    each = -(-blocks // ranks)
+    return min(rank * each, blocks), min((rank + 1) * each, blocks)
+
+
+def chunk_numel(numel: int, block: int, rank: int, ranks: int) -> int:
+    """Elements of that chunk."""
+    first, end = chunk_of(numel, block, rank, ranks)
+    return min(end * block, numel) - min(first * block, numel)
+
+
+def _padded(nbytes: int) -> int:
+    return -(-nbytes // 16) * 16
+
+
+def message_bytes(codec: Codec, blocks: int) -> int:
+    """Bytes of the message that carries so many blocks."""
+    return _padded(blocks * codec.packed_bytes) + _padded(blocks * codec.scale_dtype.itemsize)
+
+
+def view_code(codec: Codec, message: Tensor, blocks: int, numel: int, dtype: torch.dtype) -> Code:
+    """The code of ``numel`` elements in a message that has room for ``blocks`` blocks: a view."""
+    used, start = -(-numel // codec.block), _padded(blocks * codec.packed_bytes)
+    payload = message[: used * codec.packed_bytes].view(used, codec.packed_bytes)
+    scales = message[start : start + used * codec.scale_dtype.itemsize].view(codec.scale_dtype)
+    return Code(codec, (numel,), dtype, payload, scales)
+
+
+# --- agreement and failure ------------------------------------------------------------------------------------
+
+_agreed: set[tuple[Any, ...]] = set()
+_failures = 0
+_TEXT = 320  # bytes a rank says about what it asks for
+
+
+def named(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    """The group, or that of all ranks."""
+    world = dist.group.WORLD if group is None else group
+    if world is None:
+        raise RuntimeError("there is no process group: call torch.distributed.init_process_group first")
+    return world
+
+
+def agree(what: str, device: torch.device, group: dist.ProcessGroup | None) -> None:
+    """Raises GroupError on every rank, naming those that differ, unless all ranks come with the same text.
+
+    Asked once for a text and group; a rank whose text changes later meets ranks that do not ask.
+    """
+    chosen = named(group)
+    if (chosen.group_name, what) in _agreed:
+        return
+    text = what.encode()[:_TEXT]
+    mine = torch.tensor(list(text.ljust(_TEXT)), dtype=torch.uint8, device=device)
+    everyone = torch.empty(dist.get_world_size(group), _TEXT, dtype=torch.uint8, device=device)
+    all_gather(everyone.view(-1), mine, group=group)
+    texts = [bytes(row.tolist()).decode(errors="replace").rstrip() for row in everyone.cpu()]
+    common = max(set(texts), key=texts.count) if len(set(texts)) > 1 else texts[0]
+    odd = [dist.get_global_rank(chosen, r) for r, said in enumerate(texts) if said != common]
+    if odd:
+        said = texts[dist.get_group_rank(chosen, odd[0])]
+        raise GroupError(f"rank {odd[0]} asks for {said}, others for {common}", odd)
+    _agreed.add((chosen.group_name, what))
+
+
+@contextmanager
+def guarded(group: dist.ProcessGroup | None) -> Iterator[None]:
+    """Turns what a backend raises into a GroupError that says which ranks are missing."""
+    try:
+        yield
+    except GroupError:
+        raise
+    except RuntimeError as error:
+        raise explain(error, group) from error
+
+
+def explain(error: RuntimeError, group: dist.ProcessGroup | None, grace_s: float = 3.0) -> GroupError:
+    """What a failed collective was about: the ranks that do not report a failure of it too are the ones missing.
+
+    Every rank comes here when its part has failed, and says so in the store. Those that have said nothing after
+    ``grace_s`` seconds are down or cannot be reached.
+    """
+    global _failures
+    _failures += 1
+    first = str(error).splitlines()[0] if str(error) else type(error).__name__
+    ranks, rank = dist.get_process_group_ranks(group), dist.get_rank()
+    prefix, silent = f"tq/failed/{named(group).group_name}/{_failures}", [r for r in ranks if r != rank]
+    heard: list[int] = []
+
+    def ask() -> None:
+        store, missing, deadline = dist.distributed_c10d._get_default_store(), list(silent), time.monotonic() + grace_s
+        store.set(f"{prefix}/{rank}", first)
+        while missing and time.monotonic() < deadline:
+            missing = [r for r in missing if not store.check([f"{prefix}/{r}"])]
+            time.sleep(0.05)
+        heard.extend([rank, *(r for r in silent if r not in missing)])
+
+    # a thread, because nothing limits how long a store that cannot be reached is asked
+    asking = threading.Thread(target=_quietly(ask), daemon=True)
+    asking.start()
+    asking.join(grace_s + 2.0)
+    if rank not in heard:
+        return GroupError(
+            f"rank {rank} reaches neither its group nor the store of the job: it is cut off, or the host of the store "
+            f"is gone ({first})", [rank]
+        )  # fmt: skip
+    silent = [r for r in silent if r not in heard]
+    who = f"no answer from rank {', '.join(map(str, silent))}" if silent else "all ranks answer"
+    return GroupError(f"a collective of rank {rank} failed, {who}: {first}", silent)
+
+
+def _quietly(call: Callable[[], None]) -> Callable[[], None]:
+    def run() -> None:
+        with suppress(RuntimeError, OSError):
+            call()
+
+    return run
+
+
+# --- the two legs ---------------------------------------------------------------------------------------------
+
+
+def encode_owing(codec: Codec, x: Tensor, out: Code, error: Tensor | None) -> Tensor | None:
+    """Encodes x, and what is owed on top; returns what is owed now, None where nothing is kept of it."""
+    if error is None:
+        codec.encode(x, out)
+        return None
+    owed = x + error
+    codec.encode(owed, out)
+    return owed.sub_(codec.decode(out))
+
+
+def encode_mean(parts: Sequence[Code], out: Code, error: Tensor | None = None) -> Tensor | None:
+    """Encodes the mean of the ranks' codes of a chunk, summed in fp32 in their order; returns as ``encode_owing``.
+
+    A block that is not finite says in its payload, which has no other use then, whose part it was: rank + 1.
+    """
+    total = parts[0].codec.decode(parts[0])
+    for part in parts[1:]:
+        part.codec.decode(part, out=total, accumulate=True)
+    if error is None:
+        out.codec.encode(total, out, factor=1 / len(parts))
+    else:
+        error = encode_owing(out.codec, total.div_(len(parts)), out, error)
+    if out.scales.is_cuda or not torch.isfinite(out.scales.sum()):
+        lost = out.scales.isnan()
+        for rank, part in reversed(list(enumerate(parts))):
+            out.payload[lost & part.scales.isnan(), 0] = (rank + 1) % 255
+    return error
+
+
+class _Piece:
+    """One piece of a tensor on its way to becoming the mean. The codecs propagate what is not finite."""
+
+    def __init__(
+        self, x: Tensor, codecs: Codecs, key: Key, group: dist.ProcessGroup | None,
+        errors: tuple[Tensor | None, Tensor | None],
+    ) -> None:  # fmt: skip
+        self.x, self.group, self.errors = x, group, errors
+        ranks, self.rank = dist.get_world_size(group), dist.get_rank(group)
+        self.firsts, self.second = [codecs[0].derive(*key, 1, r) for r in range(ranks)], codecs[1].derive(*key, 2)
+        self.room = chunk_of(x.numel(), codecs[0].block, 0, ranks)[1]  # blocks: no other chunk is larger
+        self.lengths = [chunk_numel(x.numel(), codecs[0].block, r, ranks) for r in range(ranks)]
+        self.work: Any = None
+
+    def send(self) -> None:
+        """Encodes a chunk for every rank and sends them off."""
+        codec = self.firsts[self.rank]
+        self.sent = torch.empty(
+            len(self.lengths), message_bytes(codec, self.room), dtype=torch.uint8, device=self.x.device
+        )
+        owed: list[Tensor | None] = []
+        errors = [None] * len(self.lengths) if self.errors[0] is None else self.errors[0].split(self.lengths)
+        for chunk, message, error in zip(self.x.split(self.lengths), self.sent, errors, strict=True):
+            out = view_code(codec, message, self.room, chunk.numel(), chunk.dtype)
+            owed.append(encode_owing(codec, chunk, out, error) if chunk.numel() else error)
+        if self.errors[0] is not None:
+            self.errors = torch.cat([part for part in owed if part is not None]), self.errors[1]
+        self.received = torch.empty_like(self.sent)
+        self.work = dist.all_to_all_single(self.received, self.sent, group=self.group, async_op=True)
+
+    def average(self) -> None:
+        """Averages the chunks that the others sent, and sends all the result."""
+        self.work.wait()
+        numel = self.lengths[self.rank]
+        mine = torch.empty(message_bytes(self.second, self.room), dtype=torch.uint8, device=self.x.device)
+        if numel:
+            parts = [
+                view_code(codec, message, self.room, numel, torch.float32)
+                for codec, message in zip(self.firsts, self.received, strict=True)
+            ]
+            out = view_code(self.second, mine, self.room, numel, torch.float32)
+            self.errors = self.errors[0], encode_mean(parts, out, self.errors[1])
+        self.sent = mine  # held until it has been sent
+        self.received = torch.empty(len(self.lengths), mine.numel(), dtype=torch.uint8, device=self.x.device)
+        self.work = all_gather(self.received.view(-1), mine, group=self.group, async_op=True)
+
+    def receive(self, watched: bool) -> set[int]:
+        """Writes the mean into the piece; where watched, the ranks whose part was not finite (-1: only the mean)."""
+        self.work.wait()
+        culprits: set[int] = set()
+        for chunk, message in zip(self.x.split(self.lengths), self.received, strict=True):
+            if chunk.numel():
+                code = view_code(self.second, message, self.room, chunk.numel(), chunk.dtype)
+                self.second.decode(code, out=chunk)
+                if watched and not torch.isfinite(code.scales.sum()):
+                    culprits |= {int(rank) - 1 for rank in code.payload[code.scales.isnan(), 0]}
+        del self.sent, self.received
+        return culprits
+
+
+def mean_over(
+    tensors: Sequence[tuple[Tensor, Key]], codecs: Codecs, group: dist.ProcessGroup | None = None, piece: int = PIECE
+) -> None:
+    """Every flat tensor (fp32, bf16, fp16), given with the key of its seeds, becomes the mean over the ranks, in place.
+
+    codecs: of the two legs. Raises, on every rank, FloatingPointError that names the ranks whose tensor is not finite,
+    if the first codec has nonfinite="raise"; and GroupError if the ranks differ in what they ask for, or one is gone.
+    """
+    first, second = (dataclasses.replace(codec, nonfinite="propagate") for codec in codecs)
+    step = max(1, piece // first.block) * first.block
+    pieces = [
+        _Piece(x[start : start + step], (first, second), key, group, (None, None))
+        for x, key in tensors
+        for start in range(0, x.numel(), step)
+    ]
+    with guarded(group):
+        what = ", ".join(f"{x.numel()} x {x.dtype}" for x, _ in tensors[:8]).replace("torch.", "")
+        agree(f"{codecs[0]} for {what}", tensors[0][0].device, group)
+        culprits = _through(pieces, codecs[0].nonfinite == "raise")
+    complain(culprits)
+
+
+def owing_mean_over(
+    x: Tensor, codecs: Codecs, key: Key, errors: tuple[Tensor, Tensor], group: dist.ProcessGroup | None = None
+) -> tuple[Tensor, Tensor]:
+    """``mean_over`` of one tensor with error feedback: returns what the two legs owe now (the second: of this rank's
+    chunk of the whole tensor, so it travels in one piece)."""
+    first, second = (dataclasses.replace(codec, nonfinite="propagate") for codec in codecs)
+    piece = _Piece(x, (first, second), key, group, errors)
+    with guarded(group):
+        agree(f"{codecs[0]} for {x.numel()} with feedback", x.device, group)
+        culprits = _through([piece], codecs[0].nonfinite == "raise")
+    complain(culprits)
+    assert piece.errors[0] is not None and piece.errors[1] is not None
+    return piece.errors[0], piece.errors[1]
+
+
+def _through(pieces: Sequence[_Piece], watched: bool) -> set[int]:
+    """Pieces one after another, three at a time: one is encoded, one averaged, one decoded, while others travel."""
+    culprits: set[int] = set()
+    for turn in range(len(pieces) + 2):
+        if turn < len(pieces):
+            pieces[turn].send()
+        if 0 < turn <= len(pieces):
+            pieces[turn - 1].average()
+        if turn > 1:
+            culprits |= pieces[turn - 2].receive(watched)
+    return culprits
+
+
+def complain(culprits: set[int]) -> None:
+    """Raises FloatingPointError if there are any."""
+    if culprits == {-1}:
+        raise FloatingPointError("the mean over the ranks is beyond the range of the codec's scale, no rank's part is")
+    if culprits:
+        named = ", ".join(str(rank) for rank in sorted(culprits - {-1}))
+        raise FloatingPointError(
+            f"what rank {named} sent holds numbers that are not finite; nonfinite='propagate' hands them on as NaN"
+        )

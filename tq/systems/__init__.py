@@ -7,6 +7,6 @@ from tq.systems.model import Experts, Transformer
 from tq.systems.parallel import Efficiency, Prediction, predict
 
 __all__ = [
-    "Bits", "Cluster", "Compression", "Efficiency", "Experts", "Layout", "Memory", "Prediction", "Transformer", "memory",
-    "predict",
+    "Bits", "Cluster", "Compression", "Efficiency", "Experts", "Layout", "Memory", "Prediction", "Transformer",
+    "memory", "predict",
 ]  # fmt: skip

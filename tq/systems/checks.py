@@ -1,4 +1,4 @@
-"""Checks of arguments at the door: each raises an error that names the argument, the value received, what is accepted."""
+"""Checks of arguments at the door; each error names the argument, the value received and what is accepted."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Which share of a machine's rates is reached: two fitted constants a GPU type, two a software generation.
 
-`data/software.csv` holds what is known of a generation (fused attention, width of gradients), `data/efficiency.csv` what
-was fitted to published runs by `python -m tq.systems.fit`. Nothing here is fitted at import.
+`data/software.csv` holds what is known of a generation (fused attention, width of gradients), `data/efficiency.csv`
+what was fitted to published runs by `python -m tq.systems.fit`. Nothing here is fitted at import.
 """
 
 from __future__ import annotations

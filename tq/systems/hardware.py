@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, fields
+from typing import Any
 
 from tq.systems import tables
 from tq.systems.checks import Real, one_of, positive, positive_int
@@ -118,7 +119,7 @@ class Cluster:
     gpu: str = "a100-80gb"
     gpus: int = 1
     network: str | None = None
-    node_gpus: int | None = None
+    node_gpus: Any = None
     inter_bytes_per_s: Real = None
     intra_bytes_per_s: Real = None
     peak_flops: Real = None

@@ -31,7 +31,10 @@ FP16 = 2.0
 FLASH_SHARE = 0.6  # of a large GEMM's speed that fused attention reaches; an assumption
 OPTIMIZER_BYTES = 38.0  # a parameter: gradient norm, zeroing, AdamW on fp32 state, the 16-bit copy
 #: Parts that add up to iteration_s. "dp_total" is besides: what the data-parallel traffic takes, hidden or not.
-PARTS = ("gemm", "attention", "elementwise", "recompute", "tp", "cp", "ep", "pp", "bubble", "dp_exposed", "optimizer", "codec")  # fmt: skip
+PARTS = (
+    "gemm", "attention", "elementwise", "recompute", "tp", "cp", "ep", "pp", "bubble", "dp_exposed", "optimizer",
+    "codec",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,9 @@ class Layout:
         ):  # fmt: skip
             if value % getattr(self, name):
                 raise ValueError(f"{name} must divide {divided}={value}, got {getattr(self, name)}")
-        if self.pp * self.interleave > model.layers:
+        # the first and the last chunk may hold the embedding and the output layer alone, as in Llama 3
+        spare = 2 if self.interleave > 1 else 0
+        if self.pp > model.layers or self.pp * self.interleave > model.layers + spare:
             raise ValueError(
                 f"pp * interleave must be at most layers={model.layers}, got {self.pp} * {self.interleave}"
             )

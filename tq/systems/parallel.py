@@ -29,6 +29,8 @@ __all__ = ["Bits", "Compression", "Efficiency", "Layout", "Prediction", "predict
 
 FP16 = 2.0
 FLASH_SHARE = 0.6  # of a large GEMM's speed that fused attention reaches; an assumption
+#: Bytes a logit: cast to fp32, maximum, difference, exponential, sum, quotient; gradient, cast back. None is fused.
+LOSS_BYTES = 6.0 + 4.0 + 8.0 + 8.0 + 4.0 + 8.0 + 8.0 + 6.0
 OPTIMIZER_BYTES = 38.0  # a parameter: gradient norm, zeroing, AdamW on fp32 state, the 16-bit copy
 #: Parts that add up to iteration_s. "dp_total" is besides: what the data-parallel traffic takes, hidden or not.
 PARTS = (
@@ -148,11 +150,14 @@ def predict(
     tokens = layout.micro_batch * model.seq / layout.cp
     node = cluster.node_gpus
 
+    ranks = layout.dp * layout.cp
+    dense, routed = stage_parameters(model, layout, "first")
+    numbers = dense + routed
     gemm, attention, rest = (each * e.compute for each in _layer_s(model, layout, rates, facts.flash))
     again = {"none": 0.0, "selective": 0.0 if facts.flash else attention, "full": gemm + attention + rest}
     recompute = again[layout.recompute]
     head = 3 * _gemm_s(rates, tokens, float(model.hidden), model.vocab / t) * e.compute
-    head = head + tokens * model.vocab / t * 12.0 / rates.hbm * e.compute  # cross entropy in fp32
+    head = head + tokens * model.vocab / t * LOSS_BYTES / rates.hbm * e.compute
 
     # tensor parallelism: two all-reduces forward, two backward (or as many all-gathers and reduce-scatters)
     hidden_bytes = FP16 * tokens * model.hidden
@@ -160,25 +165,24 @@ def predict(
     passes = 3 if layout.recompute == "full" else 2
     if t > 1:
         rate, latency = (rates.intra, NVLINK_LATENCY_S) if t <= node else (rates.inter, cluster.latency_s)
-        tp = passes * 2 * (2 * (t - 1) / t * hidden_bytes / rate + 2 * np.log2(t) * latency) * e.exposed
+        tp = passes * 2 * (2 * (t - 1) / t * hidden_bytes / rate + 2 * np.log2(t) * latency) * e.communication
     cp: Real = 0.0
     if layout.cp > 1:
         rate = rates.intra if t * layout.cp <= node else rates.inter
         keys = FP16 * tokens * 2 * model.kv_width / t * (layout.cp - 1)
-        cp = (passes + 1) * keys / rate * e.exposed
+        cp = (passes + 1) * keys / rate * e.communication
     ep: Real = 0.0
     if layout.ep > 1 and model.moe is not None:
         inside = max(1, min(layout.ep, node // t))
         sent = FP16 * tokens * model.hidden * model.moe.active * model.moe_layers / model.layers / t
         off_node = 1 - inside / layout.ep
         ep = 2 * passes * sent * (off_node / rates.inter + (inside - 1) / layout.ep / rates.intra)
-    layer = 3 * (gemm + attention + rest) + recompute + tp + cp + ep
-    pp = 2 * v * hidden_bytes / t / rates.inter * e.exposed if p > 1 else 0.0
+    # gradients are added up in place: read and written at their width, where a product writes 2 bytes
+    gathering = (2 * facts.gradient_bytes - FP16) * numbers / layers / rates.hbm * e.compute
+    layer = 3 * (gemm + attention + rest) + gathering + recompute + tp + cp + ep
+    pp = 2 * v * hidden_bytes / t / rates.inter * e.communication if p > 1 else 0.0
 
     # data parallelism, on the stage with the embedding
-    ranks = layout.dp * layout.cp
-    dense, routed = stage_parameters(model, layout, "first")
-    numbers = dense + routed
     local = max(1, node // t)
     traffic = None if compression is None else compression.traffic
     sent_bytes = facts.gradient_bytes if traffic is None else traffic.bytes_per_element
@@ -194,17 +198,25 @@ def predict(
             sizes = (reduce_times * count * sent_bytes, gather_times * count * back_bytes)
             dp = dp + _all_reduce_s(rates, cluster, group, near, *sizes)
     window = layer * layers / v * (m if layout.zero == 3 else 1)
-    dp_exposed = dp - np.minimum((1 - e.exposed) * dp, window) if ranks > 1 else 0.0
+    dp_exposed: Real = 0.0
+    if ranks > 1 and layout.zero == 3:  # weights are fetched ahead, so all of it may hide, however slow
+        dp_exposed = np.maximum(e.communication * dp - window, 0.0)
+    elif ranks > 1:
+        dp_exposed = dp - np.minimum((1 - e.communication) * dp, window)
 
     shard = numbers / ranks if layout.zero else numbers
     optimizer = shard * OPTIMIZER_BYTES / rates.hbm
     codec = _codec_s(model, layout, cluster, compression, facts.flash, numbers, shard, facts.gradient_bytes)
 
+    # the stage with the output layer may hold fewer layers; the slower kind sets the pace
+    spare = 1 if layers * p > model.layers else 0
+    last = head - spare * layer
+    pace = np.maximum(last, 0.0) if p > 1 else head
     work = m * layers
     parts: dict[str, Real] = {
-        "gemm": work * 3 * gemm + m * head,
+        "gemm": work * 3 * gemm + m * pace,
         "attention": work * 3 * attention,
-        "elementwise": work * 3 * rest,
+        "elementwise": work * (3 * rest + gathering),
         "recompute": work * recompute,
         "tp": work * tp,
         "cp": work * cp,

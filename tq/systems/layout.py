@@ -141,3 +141,8 @@ class Compression:
     @property
     def traffic(self) -> Bits | None:
         return self.gradients or self.momentum
+
+    def check(self, layout: Layout) -> None:
+        """Raises ValueError where this cannot be done under that layout."""
+        if self.momentum is not None and layout.zero > 1:
+            raise ValueError(f"momentum traffic needs whole first moments: accepted is zero=0 or 1, got {layout.zero}")

@@ -111,6 +111,8 @@ def memory(
     """Memory of a GPU of this stage; "worst": of the first or the last, whichever needs more. gradient_bytes: width of
     the accumulated gradients, 2 or 4. flash: attention is fused and keeps no scores."""
     layout.check(model)
+    if compression is not None:
+        compression.check(layout)
     if stage not in STAGES:
         raise ValueError(f"stage must be one of {', '.join(STAGES)}; got {stage!r}")
     if stage == "worst":

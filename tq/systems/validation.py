@@ -22,7 +22,7 @@ from tq.systems.hardware import GIB, Cluster
 from tq.systems.layout import Layout
 from tq.systems.memory import memory
 from tq.systems.model import Transformer
-from tq.systems.parallel import Prediction, predict
+from tq.systems.step import Prediction, predict
 
 COLUMNS = (
     "id", "source", "model", "params_B", "layers", "hidden", "heads", "seq", "global_batch_seqs", "tokens", "gpus",

@@ -1,4 +1,4 @@
-"""Fits the constants of `data/efficiency.csv` to the fit rows of the published runs: `python -m tq.systems.fit --write`.
+"""Fits the constants of `data/efficiency.csv` to published runs, fit rows only: `python -m tq.systems.fit --write`.
 
 Two constants a GPU type (gemm, hbm), two a software generation (compute, communication); compute is 1 by definition for
 the generation that anchors a GPU type. It is the most probable set of constants where errors of a row are Laplace with
@@ -121,7 +121,13 @@ def as_csv(constants: Constants, ends: tuple[float, float], rows: Sequence[Row])
     write("gpu", "other", mean, 0, "geometric mean of the fitted ones")
     for name in generations():
         count = sum(row["software"] == name for row in rows)
-        write("software", name, constants.get(("software", name), PRIOR["software"]), count, "fitted" if count else "prior")
+        write(
+            "software",
+            name,
+            constants.get(("software", name), PRIOR["software"]),
+            count,
+            "fitted" if count else "prior",
+        )
     write("interval", "fitted GPUs", ends, len(rows), "errors of rows left out one at a time")
     wide = [float(end**WIDE) for end in ends]
     write("interval", "other GPUs", wide, 0, f"as fitted GPUs, {WIDE} times as wide in the log: an assumption")
@@ -129,7 +135,9 @@ def as_csv(constants: Constants, ends: tuple[float, float], rows: Sequence[Row])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m tq.systems.fit", description="Fit the constants to published runs.")
+    parser = argparse.ArgumentParser(
+        prog="python -m tq.systems.fit", description="Fit the constants to published runs."
+    )
     parser.add_argument("--write", action="store_true", help="write data/efficiency.csv; without it, print it")
     chosen = parser.parse_args(arguments)
     rows = fit_rows()

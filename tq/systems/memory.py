@@ -45,11 +45,11 @@ def stage_parameters(model: Transformer, layout: Layout, stage: str) -> tuple[fl
         routed = float(model.moe_layers * model.moe.count * model.expert_parameters)
     ends = 0.0
     if layout.pp == 1:
-        ends = model.embedding_parameters + model.head_parameters
+        ends = model.embedding_parameters + model.head_parameters + model.norm_parameters
     elif stage == "first":
         ends = model.embedding_parameters
     elif stage == "last":
-        ends = model.hidden * model.vocab  # its own, or a copy of the tied embedding
+        ends = model.norm_parameters + model.hidden * model.vocab  # its own, or a copy of the tied embedding
     return (share * dense + ends) / layout.tp, share * routed / (layout.tp * layout.ep)
 
 

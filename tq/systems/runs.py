@@ -1,8 +1,8 @@
 """Hours of whole training runs, as intervals: what published runs realised of the peak, from first step to last token.
 
-A whole run also restarts, waits, evaluates, and starts on software that is still slow. Published runs realised 14 to 51 %
-of the peak (6 N D over hours and peak), and a model of the step does not narrow that, because no source prints the layout
-and software of a whole run with its hours. So the interval is that of the published shares themselves: predictive
+A whole run also restarts, waits, evaluates, and starts on software that is still slow. Published runs realised 14 to
+51 % of the peak (6 N D over hours and peak), and a model of the step does not narrow that: no source prints the layout
+and the software of a whole run beside its hours. So the interval is that of the published shares themselves: predictive
 quantiles of the fit rows of `data/published_runs.csv`, at ranks q (n + 1), which would hold 80 % of runs drawn alike.
 """
 

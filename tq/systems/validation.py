@@ -27,8 +27,8 @@ from tq.systems.step import Prediction, predict
 COLUMNS = (
     "id", "source", "model", "params_B", "layers", "hidden", "heads", "seq", "global_batch_seqs", "tokens", "gpus",
     "gpu_type", "software", "vocab", "recompute", "flops_kind", "TP", "PP", "DP", "other_parallel", "metric",
-    "published_value", "unit", "formula_value", "formula", "tier", "note", "kv_heads", "ffn", "gated", "micro_batch",
-    "interleave", "sequence_parallel", "zero", "cp", "not_stated", "split", "checked",
+    "published_value", "unit", "formula_value", "formula", "tier", "note", "kv_heads", "ffn", "gated", "tied",
+    "micro_batch", "interleave", "sequence_parallel", "zero", "cp", "not_stated", "split", "checked",
 )  # fmt: skip
 #: "hardware" counts recomputation, "model" does not, "model-causal" counts half of the attention scores besides.
 FLOPS_KINDS = ("hardware", "model", "model-causal")
@@ -72,10 +72,12 @@ def published() -> tuple[dict[str, str], ...]:
 
 def shape(row: dict[str, str]) -> Transformer:
     """The model of a row."""
-    whole = {name: int(row[name]) if row[name] else None for name in ("kv_heads", "ffn")}
+    layers, hidden, heads, vocab, seq = (int(row[name]) for name in ("layers", "hidden", "heads", "vocab", "seq"))
     return Transformer(
-        *(int(row[name]) for name in ("layers", "hidden", "heads", "vocab", "seq")), **whole, gated=row["gated"] == "yes"
-    )
+        layers, hidden, heads, vocab, seq,
+        kv_heads=int(row["kv_heads"]) if row["kv_heads"] else None, ffn=int(row["ffn"]) if row["ffn"] else None,
+        gated=row["gated"] == "yes", tied=False if row["tied"] == "no" else None,
+    )  # fmt: skip
 
 
 def layout(row: dict[str, str]) -> Layout:
@@ -147,7 +149,8 @@ def _memory(row: dict[str, str]) -> Row:
     value = (held.weights + held.gradients + held.states if states else held.activations) / GIB
     return Row(
         row["id"], row["source"], "memory", row["software"], row["gpu_type"], row["split"], row["unit"],
-        float(row["published_value"]), value, value / float(row["published_value"]) - 1, value, value, row["not_stated"],
+        float(row["published_value"]), value, value / float(row["published_value"]) - 1, value, value,
+        row["not_stated"],
     )  # fmt: skip
 
 

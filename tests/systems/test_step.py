@@ -1,6 +1,7 @@
 """Time of an iteration: laws that hold whatever the constants are, exact cases, arrays, speed, refused combinations."""
 
 import dataclasses
+import json
 import math
 import time
 
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tq.systems import Bits, Cluster, Compression, Efficiency, Layout, Prediction, Transformer, predict
+from tq.systems import Bits, Cluster, Compression, Efficiency, Layout, Prediction, Transformer, predict, tables
 from tq.systems.network import Link, ring_s
 from tq.systems.step import PARTS
 
@@ -133,6 +134,12 @@ def test_codes_of_activations_and_states_cost_codec_time_and_save_memory() -> No
     layout, codes = Layout(8, 1, 1, 4, 4), Compression(activations=Bits(), states=Bits())
     plain, coded = run(layout), run(layout, compression=codes)
     assert coded.parts["codec"] > 0 and coded.memory_gib < plain.memory_gib
+
+
+def test_the_assumed_speed_of_the_codec_lies_within_what_the_cpu_kernels_reach() -> None:
+    recorded = json.loads((tables.folder() / "results/cpu/full/kernels.json").read_text())["results"]
+    shares = [recorded[f"share/{way}/two-rounds"]["value"] for way in ("encode", "decode")]
+    assert min(shares) <= Compression().hbm_fraction <= max(shares)
 
 
 def test_arrays_are_the_scalars_side_by_side() -> None:

@@ -45,7 +45,7 @@ def test_shapes_have_the_parameters_that_the_rows_print() -> None:
     for row in published():
         if validation.is_timed(row):
             # papers round: "1.7B" is printed of 1.75 billion
-            assert validation.shape(row).parameters / 1e9 == pytest.approx(float(row["params_B"]), rel=0.015, abs=0.06)
+            assert validation.shape(row).parameters / 1e9 == pytest.approx(float(row["params_B"]), rel=0.02, abs=0.06)
 
 
 def test_the_split_is_the_one_that_its_rule_gives() -> None:

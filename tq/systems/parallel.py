@@ -1,0 +1,95 @@
+"""Which layouts a cluster can run a model in, and which of them the model of `tq.systems.step` predicts to be fastest.
+
+    layout, prediction = best(Transformer.preset("llama2-70b"), Cluster("h100-80gb", 1024), global_batch=1024)
+
+Only stages of equal length, micro-batches in powers of two, tensor parallelism within a node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from tq.systems.checks import positive, positive_int
+from tq.systems.efficiency import Efficiency, software_facts
+from tq.systems.hardware import Cluster
+from tq.systems.layout import RECOMPUTE, Bits, Compression, Layout
+from tq.systems.memory import memory
+from tq.systems.model import Transformer
+from tq.systems.step import PARTS, Prediction, predict
+
+__all__ = ["PARTS", "Bits", "Choice", "Compression", "Layout", "Prediction", "best", "layouts", "predict"]
+
+USABLE = 0.92  # of the memory; the rest is for the CUDA context, buffers, fragmentation: an assumption
+
+
+class Choice(NamedTuple):
+    layout: Layout
+    prediction: Prediction
+
+
+def _divisors(value: int, most: int | None = None) -> list[int]:
+    return [d for d in range(1, min(value, most or value) + 1) if value % d == 0]
+
+
+def layouts(
+    model: Transformer, cluster: Cluster, global_batch: int, *, software: str = "megatron-core",
+    compression: Compression | None = None, recompute: Sequence[str] = RECOMPUTE, zero: Sequence[int] = (0, 1, 2, 3),
+    cp: int = 1, usable: float | None = USABLE,
+) -> Iterator[Layout]:  # fmt: skip
+    """Every valid layout of the model on the cluster. usable: keep those whose memory fits that share of a GPU's; None:
+    all. Sequence parallelism is tried with tensor parallelism, expert parallelism with experts."""
+    positive_int("global_batch", global_batch)
+    positive_int("cp", cp)
+    if usable is not None:
+        positive("usable", usable, most=1.0)
+    facts = software_facts(software)
+    limit = float("inf") if usable is None else usable * cluster.spec.memory_bytes
+    # a fused attention keeps no scores, so there is nothing selective to recompute
+    modes = [mode for mode in recompute if not (facts.flash and mode == "selective")]
+    for tp in _divisors(cluster.node_gpus):
+        if cluster.gpus % (tp * cp) or model.heads % tp or model.width % tp or model.seq % cp:
+            continue
+        for pp in _divisors(cluster.gpus // (tp * cp), model.layers):
+            dp = cluster.gpus // (tp * pp * cp)
+            if model.layers % pp or global_batch % dp:
+                continue
+            each = global_batch // dp
+            experts = 1 if model.moe is None else model.moe.count
+            for ep in (d for d in _divisors(experts) if (dp * cp) % d == 0):
+                for stage in zero if dp * cp > 1 else zero[:1]:
+                    for micro in (2**k for k in range(each.bit_length()) if each % 2**k == 0):
+                        chunks = _divisors(model.layers // pp) if pp > 1 and (each // micro) % pp == 0 else [1]
+                        for parallel in (False, True) if tp > 1 else (False,):
+                            for mode in modes:
+                                for v in chunks:
+                                    found = Layout(
+                                        tp, pp, dp, micro, global_batch, mode, parallel, v, stage, cp=cp, ep=ep
+                                    )
+                                    held = memory(
+                                        model, found, compression=compression, flash=facts.flash,
+                                        gradient_bytes=facts.gradient_bytes,
+                                    )  # fmt: skip
+                                    if held.total <= limit:
+                                        yield found
+
+
+def best(
+    model: Transformer, cluster: Cluster, global_batch: int, software: str = "megatron-core",
+    compression: Compression | None = None, *, efficiency: Efficiency | None = None, cp: int = 1,
+    usable: float | None = USABLE,
+) -> Choice:  # fmt: skip
+    """The layout of the shortest iteration among those that fit. ValueError where none fits."""
+    fastest: Choice | None = None
+    for layout in layouts(
+        model, cluster, global_batch, software=software, compression=compression, cp=cp, usable=usable
+    ):
+        found = predict(model, layout, cluster, software, compression, efficiency=efficiency)
+        if fastest is None or found.iteration_s < fastest.prediction.iteration_s:
+            fastest = Choice(layout, found)
+    if fastest is None:
+        raise ValueError(
+            f"no layout of the {model.parameters / 1e9:.3g}B model fits {cluster.gpus} x {cluster.gpu} "
+            f"with global_batch={global_batch}; accepted is a batch that divides over them, or more GPUs"
+        )
+    return fastest

@@ -1,0 +1,155 @@
+"""Memory of a GPU by part, for a pipeline stage: weights, gradients, optimizer states, activations, working space.
+
+Not counted: the CUDA context, fragmentation, communication buffers. Bytes a parameter: 2 for 16-bit weights, 2 or 4
+for gradients, 12 for the fp32 master copy and both moments; ZeRO 1, 2, 3 split states, gradients, weights over the
+data-parallel ranks [Rajbhandari et al. 2020, arXiv:1910.02054]. Activations are what the backward pass needs, operator
+by operator; for GPT style they add up to Korthikanti's s b h (34 + 5 a s / h) bytes a layer [2022, arXiv:2205.05198].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tq.systems.layout import Bits, Compression, Layout
+from tq.systems.model import Transformer
+
+WEIGHT_BYTES = 2.0
+MASTER_BYTES, MOMENT_BYTES = 4.0, 4.0
+STAGES = ("worst", "first", "middle", "last")
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of one GPU. activations: kept from the forward to the backward pass. working: what one layer needs again
+    where it is recomputed, and the logits."""
+
+    weights: float
+    gradients: float
+    states: float
+    activations: float
+    working: float
+
+    @property
+    def total(self) -> float:
+        return self.weights + self.gradients + self.states + self.activations + self.working
+
+
+def stage_parameters(model: Transformer, layout: Layout, stage: str) -> tuple[float, float]:
+    """Parameters that a GPU of this stage holds before ZeRO: (all but routed experts, routed experts)."""
+    share = layout.stage_layers(model) / model.layers
+    dense = model.layers * (model.attention_parameters + 2 * model.norm_parameters)
+    dense += (model.layers - model.moe_layers) * model.mlp_parameters
+    routed = 0.0
+    if model.moe is not None:
+        dense += model.moe_layers * (model.moe.shared * model.expert_parameters + model.hidden * model.moe.count)
+        routed = float(model.moe_layers * model.moe.count * model.expert_parameters)
+    ends = 0.0
+    if layout.pp == 1:
+        ends = model.embedding_parameters + model.head_parameters
+    elif stage == "first":
+        ends = model.embedding_parameters
+    elif stage == "last":
+        ends = model.hidden * model.vocab  # its own, or a copy of the tied embedding
+    return (share * dense + ends) / layout.tp, share * routed / (layout.tp * layout.ep)
+
+
+def _layer_bytes(model: Transformer, layout: Layout, flash: bool) -> tuple[float, float, float]:
+    """Activations of a layer for one token, split by tensor parallelism: (outside, inside, attention scores)."""
+    h, t = float(model.hidden), layout.tp
+    masks = 0.0 if model.gated else 2 * h  # one byte an element, after attention and after the MLP
+    outside = 4 * h + 4 * h + masks  # inputs of both norms; inputs of the QKV and of the MLP product
+    attention = 2 * (model.q_width + 2 * model.kv_width) + 2 * model.q_width  # Q, K, V and the input of the projection
+    per_width = 6.0 if model.gated else 4.0  # gate, up and their product; or the GELU's input and output
+    mlp = per_width * model.width * (model.layers - model.moe_layers)
+    if model.moe is not None:
+        visited = model.moe.active + model.moe.shared
+        # tokens are copied to their experts, and the results kept for the weighted sum
+        mlp += model.moe_layers * (per_width * model.expert_width * visited + 4 * h * model.moe.active * t)
+    # 2 bytes softmax, 2 bytes and a mask dropout; a fused attention keeps the log-sum-exp of a row
+    scores = 4.0 * model.heads if flash else (2.0 if model.gated else 5.0) * model.heads * model.seq
+    outside = outside / t if layout.sequence_parallel else outside
+    return outside, (attention + mlp / model.layers) / t, scores / t
+
+
+def activation_bytes(
+    model: Transformer, layout: Layout, flash: bool = False, codec: Bits | None = None
+) -> tuple[float, float]:
+    """(kept, working) bytes of one layer and micro-batch. codec: the 16-bit activations are kept as its codes."""
+    tokens = layout.micro_batch * model.seq / layout.cp
+    outside, inside, scores = _layer_bytes(model, layout, flash)
+    whole = tokens * (outside + inside + scores)
+    scores_again = 0.0 if flash else tokens * scores
+    # The input of a layer is split only where the sequence is.
+    kept_input = tokens * 2.0 * model.hidden / (layout.tp if layout.sequence_parallel else 1)
+    kept, working = {
+        "none": (whole, 0.0),
+        "selective": (whole - scores_again, scores_again),
+        "full": (kept_input, whole),
+    }[layout.recompute]
+    if codec is not None:
+        # what the forward pass makes before it is encoded, and what is decoded again, is one layer at a time
+        working = max(working, kept)
+        kept *= codec.bytes_per_element / 2
+    return kept, working
+
+
+def _in_flight(layout: Layout, stage: str) -> float:
+    """Micro-batches whose activations a stage holds under 1F1B; interleaved, (p - 1) / v chunks more on the first stage
+    and fewer on the last [Korthikanti 2022; warm-up lengths of Narayanan 2021]."""
+    chunks = (layout.pp - 1) / layout.interleave
+    if layout.interleave == 1:
+        held = 1.0 if stage == "last" else float(layout.pp)
+    else:
+        held = layout.pp - chunks if stage == "last" else layout.pp + chunks
+    return min(float(layout.micro_batches), held)
+
+
+def memory(
+    model: Transformer, layout: Layout, *, compression: Compression | None = None, gradient_bytes: float = 4.0,
+    flash: bool = False, stage: str = "worst",
+) -> Memory:  # fmt: skip
+    """Memory of a GPU of this stage; "worst": of the first or the last, whichever needs more. gradient_bytes: width of
+    the accumulated gradients, 2 or 4. flash: attention is fused and keeps no scores."""
+    layout.check(model)
+    if stage not in STAGES:
+        raise ValueError(f"stage must be one of {', '.join(STAGES)}; got {stage!r}")
+    if stage == "worst":
+        found = [_memory(model, layout, compression, gradient_bytes, flash, each) for each in ("first", "last")]
+        return max(found, key=lambda m: m.total)
+    return _memory(model, layout, compression, gradient_bytes, flash, stage)
+
+
+def _memory(
+    model: Transformer, layout: Layout, compression: Compression | None, gradient_bytes: float, flash: bool, stage: str
+) -> Memory:
+    chosen = compression or Compression()
+    ranks = layout.dp * layout.cp
+    dense, routed = stage_parameters(model, layout, stage)
+
+    def held(of_a_number: float, from_stage: int) -> float:
+        if layout.zero < from_stage:
+            return of_a_number * (dense + routed)
+        # experts are split over ep ranks already, so fewer ranks hold the same ones
+        return of_a_number * (dense / ranks + routed * layout.ep / ranks)
+
+    moment = MOMENT_BYTES if chosen.states is None else chosen.states.bytes_per_element
+    if chosen.momentum is None:
+        states = held(MASTER_BYTES + 2 * moment, 1)
+    else:
+        states = held(MASTER_BYTES + moment, 1) + moment * (dense + routed)
+    states += 4.0 * (dense + routed) if chosen.feedback else 0.0
+    kept, working = activation_bytes(model, layout, flash, chosen.activations)
+    layers = layout.stage_layers(model)
+    tokens = layout.micro_batch * model.seq / layout.cp
+    if layout.zero == 3:  # one layer's whole weights are gathered at a time
+        working += WEIGHT_BYTES * (dense + routed) / layers
+    if stage == "last" or layout.pp == 1:
+        # the last norm's and the output product's input, and fp32 logits
+        working += tokens * (4.0 * model.hidden + 4.0 * model.vocab) / layout.tp
+    return Memory(
+        weights=held(WEIGHT_BYTES, 3),
+        gradients=held(gradient_bytes, 2),
+        states=states,
+        activations=kept * layers * _in_flight(layout, stage),
+        working=working,
+    )

@@ -41,7 +41,7 @@ def _array(name: str, value: ArrayLike, low: float, high: float = np.inf, *, ope
 def _positive(name: str, value: ArrayLike) -> Array:
     array = _array(name, value, 0.0)
     if not np.all(array > 0):
-        raise ValueError(f"{name} must be positive, got {value}")
+        raise ValueError(f"{name} must be positive, got {value!r}")
     return array
 
 
@@ -62,7 +62,7 @@ def ratio(bits: ArrayLike = 4, block: ArrayLike = 128, scale_bits: ArrayLike = 3
     """Compression ratio against numbers of `base_bits`: 7.53 against fp32 for the defaults, 3.76 against bf16."""
     found = _positive("base_bits", base_bits) / stored_bits(bits, block, scale_bits)
     if not np.all(found >= 1):
-        raise ValueError(f"bits={bits} with scales takes more than base_bits={base_bits}: nothing is compressed")
+        raise ValueError(f"bits={bits!r} with scales takes more than base_bits={base_bits!r}: nothing is compressed")
     return found
 
 

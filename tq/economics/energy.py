@@ -20,10 +20,9 @@ from tq.systems.checks import positive
 
 @dataclass(frozen=True)
 class Power:
-    """Rated power of a GPU and of its node. node_max_w: None where no source was found."""
+    """Rated power of a node of a GPU. node_max_w: None where no source was found."""
 
     gpu: str
-    tdp_w: float
     node_gpus: int
     node_max_w: float | None
     node_measured_w: float | None
@@ -36,11 +35,6 @@ class Power:
         if self.node_max_w is None:
             raise ValueError(f"gpu={self.gpu!r}: data/power.csv has no rating of its node, so its power is not known")
         return self.node_max_w / self.node_gpus
-
-    @property
-    def host_w(self) -> float:
-        """Watts of the rest of the node, a GPU."""
-        return self.rated_w - self.tdp_w
 
 
 @dataclass(frozen=True)
@@ -77,12 +71,12 @@ def _number(path: Path, line: int, column: str, text: str) -> float | None:
 @cache
 def powers() -> dict[str, Power]:
     path = tables.folder() / "power.csv"
-    columns = ("gpu", "tdp_w", "node_gpus", "node_max_w", "node_measured_w", "source", "checked", "note")
+    columns = ("gpu", "node_gpus", "node_max_w", "node_measured_w", "source", "checked", "note")
     found = {}
     for line, row in enumerate(tables.read(path, columns), start=2):
-        tdp, node, most, measured = (_number(path, line, column, row[column]) for column in columns[1:5])
-        assert tdp is not None and node is not None, f"{path.name}, row {line}: tdp_w and node_gpus are needed"
-        found[row["gpu"]] = Power(row["gpu"], tdp, int(node), most, measured, row["source"], row["checked"])
+        node, most, measured = (_number(path, line, column, row[column]) for column in columns[1:4])
+        assert node is not None, f"{path.name}, row {line}: node_gpus is needed"
+        found[row["gpu"]] = Power(row["gpu"], int(node), most, measured, row["source"], row["checked"])
     return found
 
 

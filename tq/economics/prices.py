@@ -8,12 +8,12 @@ A price belongs to the day on which its source was read. A question that only ol
 from __future__ import annotations
 
 import csv
+import datetime
 import io
 import math
 import os
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass, fields
-from datetime import date
 from pathlib import Path
 
 import numpy as np
@@ -39,13 +39,13 @@ class Price:
     gpu: str
     kind: str
     usd_per_gpu_hour: float
-    date: date
+    date: datetime.date
     network_gbit_per_gpu: float | None
     source: str
     checked: str
     note: str = ""
 
-    def age_days(self, as_of: date) -> int:
+    def age_days(self, as_of: datetime.date) -> int:
         return (as_of - self.date).days
 
 
@@ -56,7 +56,7 @@ class StoragePrice:
     provider: str
     kind: str
     usd_per_gb_month: float
-    date: date
+    date: datetime.date
     source: str
     checked: str
     note: str = ""
@@ -66,9 +66,9 @@ COLUMNS = tuple(field.name for field in fields(Price))
 STORAGE_COLUMNS = tuple(field.name for field in fields(StoragePrice))
 
 
-def _day(text: str) -> date:
+def _day(text: str) -> datetime.date:
     try:
-        return date.fromisoformat(text)
+        return datetime.date.fromisoformat(text)
     except ValueError:
         raise ValueError(f"date must be a day such as 2026-11-09, got {text!r}") from None
 
@@ -108,7 +108,8 @@ def check(path: Path | str) -> list[str]:
         rows = tables.read(path, COLUMNS)
     except (OSError, ValueError) as error:
         return [_reason(path, error)]
-    problems, seen = [], {}
+    problems: list[str] = []
+    seen: dict[tuple[object, ...], int] = {}
     for line, row in enumerate(rows, start=2):
         try:
             price = _row(row)
@@ -134,16 +135,16 @@ class PriceBook:
     path: Path
 
     @property
-    def newest(self) -> date:
+    def newest(self) -> datetime.date:
         return max(price.date for price in self.prices)
 
     @property
     def gpus(self) -> tuple[str, ...]:
         return tuple(sorted({price.gpu for price in self.prices}))
 
-    def latest(self, as_of: date | None = None) -> list[Price]:
+    def latest(self, as_of: datetime.date | None = None) -> list[Price]:
         """The newest price of each provider, GPU and kind that was known on `as_of` (None: today)."""
-        as_of = as_of or date.today()
+        as_of = as_of or datetime.date.today()
         newest: dict[tuple[str, str, str], Price] = {}
         for price in self.prices:
             key = (price.provider, price.gpu, price.kind)
@@ -153,7 +154,7 @@ class PriceBook:
 
     def find(
         self, gpu: str, kind: str = "on-demand", provider: str | None = None, *,
-        as_of: date | None = None, max_age_days: int = MAX_AGE_DAYS,
+        as_of: datetime.date | None = None, max_age_days: int = MAX_AGE_DAYS,
     ) -> list[Price]:  # fmt: skip
         """Prices of a GPU, cheapest first, none older than `max_age_days` on the day `as_of` (None: today).
 
@@ -168,7 +169,7 @@ class PriceBook:
         providers = sorted({price.provider for price in self.prices})
         if provider is not None and provider not in providers:
             raise ValueError(f"provider={provider!r}: accepted are {', '.join(providers)}")
-        as_of = as_of or date.today()
+        as_of = as_of or datetime.date.today()
         rows = [p for p in self.latest(as_of) if p.gpu == gpu and p.kind == kind and provider in (None, p.provider)]
         what = f"{kind} prices of {gpu}" + (f" at {provider}" if provider else "")
         if not rows:
@@ -184,7 +185,7 @@ class PriceBook:
         return sorted(fresh, key=lambda price: price.usd_per_gpu_hour)
 
     def spread(
-        self, gpu: str, kind: str = "on-demand", *, as_of: date | None = None, max_age_days: int = MAX_AGE_DAYS
+        self, gpu: str, kind: str = "on-demand", *, as_of: datetime.date | None = None, max_age_days: int = MAX_AGE_DAYS
     ) -> Interval:
         """USD an hour and GPU over the providers: lowest, median, highest."""
         found = [p.usd_per_gpu_hour for p in self.find(gpu, kind, as_of=as_of, max_age_days=max_age_days)]

@@ -22,12 +22,14 @@ from tq.economics.intervals import Interval
 Array = NDArray[np.float64]
 Function = Callable[..., Any]  # of keyword arguments, each an array [n] or a number; returns [n]
 
-SHAPES = ("uniform", "triangular", "loguniform")
+SHAPES = ("triangular", "uniform", "halves", "loguniform", "quantiles")
 
 
 @dataclass(frozen=True)
 class Uncertain:
-    """low, mid, high and how samples lie between: "triangular" (most at mid), "uniform", "loguniform" (mid unused)."""
+    """low, mid, high and how samples lie between: "triangular" (most at mid), "halves" (uniform on either side of mid,
+    half of them each: mid is the median), "uniform" and "loguniform" (mid unused). Or "quantiles": low and high are
+    what one sample in ten falls below and above, mid the median (log-logistic on either side)."""
 
     low: float
     mid: float
@@ -38,8 +40,8 @@ class Uncertain:
         Interval(self.low, self.mid, self.high)  # finite and in order, or it raises
         if self.shape not in SHAPES:
             raise ValueError(f"shape must be one of {', '.join(SHAPES)}; got {self.shape!r}")
-        if self.shape == "loguniform" and self.low <= 0:
-            raise ValueError(f"low must be positive for shape='loguniform', got {self.low}")
+        if self.shape in ("loguniform", "quantiles") and self.low <= 0:
+            raise ValueError(f"low must be positive for shape={self.shape!r}, got {self.low}")
 
     @classmethod
     def around(cls, value: float, relative: float, shape: str = "triangular") -> Uncertain:
@@ -62,6 +64,12 @@ class Uncertain:
             return self.low + width * u
         if self.shape == "loguniform":
             return self.low * np.exp(u * math.log(self.high / self.low))
+        if self.shape == "halves":
+            return np.interp(u, [0.0, 0.5, 1.0], [self.low, self.mid, self.high])
+        if self.shape == "quantiles":
+            inside = np.clip(u, 1e-9, 1 - 1e-9)
+            steps = np.log(inside / (1 - inside)) / math.log(9.0)  # -1 at one in ten, +1 at nine in ten
+            return self.mid * np.where(u < 0.5, self.mid / self.low, self.high / self.mid) ** steps
         split = (self.mid - self.low) / width
         rising = self.low + np.sqrt(u * width * (self.mid - self.low))
         falling = self.high - np.sqrt((1 - u) * width * (self.high - self.mid))

@@ -68,7 +68,9 @@ class Layout:
         ):  # fmt: skip
             if value % getattr(self, name):
                 raise ValueError(f"{name} must divide {divided}={value}, got {getattr(self, name)}")
-        if self.pp * self.interleave > model.layers:
+        # the first and the last chunk may hold the embedding and the output layer alone, as in Llama 3
+        spare = 2 if self.interleave > 1 else 0
+        if self.pp > model.layers or self.pp * self.interleave > model.layers + spare:
             raise ValueError(
                 f"pp * interleave must be at most layers={model.layers}, got {self.pp} * {self.interleave}"
             )
@@ -114,8 +116,9 @@ class Compression:
     of gradients; every rank then keeps whole first moments, so ZeRO does not shard them. activations: what the forward
     pass keeps for the backward one. states: both moments of the optimizer. feedback: an fp32 residual a parameter.
 
-    hbm_fraction: speed of the codec on the GPU, as a share of the memory bandwidth over the bytes that it reads and
-    writes. GPU kernels are not measured in this project: .5 is an assumption. It may be an array of samples.
+    hbm_fraction: speed of the codec, as a share of the memory bandwidth over the bytes that it reads and writes. On GPUs
+    it is not measured: .5 is an assumption, within what the CPU kernels reach of their copy bandwidth (chapter
+    `kernels`, two rounds). It may be an array of samples.
     elements_per_s: a measured speed (encode and decode alike) in its place."""
 
     gradients: Bits | None = None
@@ -139,3 +142,8 @@ class Compression:
     @property
     def traffic(self) -> Bits | None:
         return self.gradients or self.momentum
+
+    def check(self, layout: Layout) -> None:
+        """Raises ValueError where this cannot be done under that layout."""
+        if self.momentum is not None and layout.zero > 1:
+            raise ValueError(f"momentum traffic needs whole first moments: accepted is zero=0 or 1, got {layout.zero}")

@@ -45,11 +45,11 @@ def stage_parameters(model: Transformer, layout: Layout, stage: str) -> tuple[fl
         routed = float(model.moe_layers * model.moe.count * model.expert_parameters)
     ends = 0.0
     if layout.pp == 1:
-        ends = model.embedding_parameters + model.head_parameters
+        ends = model.embedding_parameters + model.head_parameters + model.norm_parameters
     elif stage == "first":
         ends = model.embedding_parameters
     elif stage == "last":
-        ends = model.hidden * model.vocab  # its own, or a copy of the tied embedding
+        ends = model.norm_parameters + model.hidden * model.vocab  # its own, or a copy of the tied embedding
     return (share * dense + ends) / layout.tp, share * routed / (layout.tp * layout.ep)
 
 
@@ -111,6 +111,8 @@ def memory(
     """Memory of a GPU of this stage; "worst": of the first or the last, whichever needs more. gradient_bytes: width of
     the accumulated gradients, 2 or 4. flash: attention is fused and keeps no scores."""
     layout.check(model)
+    if compression is not None:
+        compression.check(layout)
     if stage not in STAGES:
         raise ValueError(f"stage must be one of {', '.join(STAGES)}; got {stage!r}")
     if stage == "worst":

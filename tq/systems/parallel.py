@@ -1,261 +1,95 @@
-"""Time of a training iteration by part, from shape, layout and cluster, on a network of two levels.
+"""Which layouts a cluster can run a model in, and which of them the model of `tq.systems.step` predicts to be fastest.
 
-A GEMM takes flops / (peak * e_gemm) + bytes / (memory bandwidth * e_hbm): small and thin products, as tensor
-parallelism and short micro-batches make them, reach a smaller share of the peak. A pipeline runs at the pace of its
-fullest stage and loses (p - 1) / v micro-batches to the bubble. Data-parallel traffic hides behind the backward pass of
-the last micro-batch as far as the software overlaps and that pass is long enough. Not modelled: stragglers, input
-pipelines, checkpoints, congestion.
+    layout, prediction = best(Transformer.preset("llama2-70b"), Cluster("h100-80gb", 1024), global_batch=1024)
 
-Sources: Narayanan et al. 2021 (arXiv:2104.04473), Korthikanti et al. 2022 (arXiv:2205.05198), Rajbhandari et al. 2020
-(arXiv:1910.02054), and `tq.systems.network` for the collectives.
+Only stages of equal length, micro-batches in powers of two, tensor parallelism within a node.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
-from tq.systems.checks import Real
+from tq.systems.checks import positive, positive_int
 from tq.systems.efficiency import Efficiency, software_facts
-from tq.systems.efficiency import efficiency as fitted
-from tq.systems.hardware import GIB, NVLINK_LATENCY_S, Cluster
-from tq.systems.layout import Bits, Compression, Layout
-from tq.systems.memory import Memory, activation_bytes, memory, stage_parameters
+from tq.systems.hardware import Cluster
+from tq.systems.layout import RECOMPUTE, Bits, Compression, Layout
+from tq.systems.memory import memory
 from tq.systems.model import Transformer
+from tq.systems.step import PARTS, Prediction, predict
 
-__all__ = ["Bits", "Compression", "Efficiency", "Layout", "Prediction", "predict"]
+__all__ = ["PARTS", "Bits", "Choice", "Compression", "Layout", "Prediction", "best", "layouts", "predict"]
 
-FP16 = 2.0
-FLASH_SHARE = 0.6  # of a large GEMM's speed that fused attention reaches; an assumption
-OPTIMIZER_BYTES = 38.0  # a parameter: gradient norm, zeroing, AdamW on fp32 state, the 16-bit copy
-#: Parts that add up to iteration_s. "dp_total" is besides: what the data-parallel traffic takes, hidden or not.
-PARTS = (
-    "gemm", "attention", "elementwise", "recompute", "tp", "cp", "ep", "pp", "bubble", "dp_exposed", "optimizer",
-    "codec",
-)  # fmt: skip
+USABLE = 0.92  # of the memory; the rest is for the CUDA context, buffers, fragmentation: an assumption
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """iteration_s; model_tflops_per_gpu counts what the model needs, hardware_tflops_per_gpu what is recomputed too;
-    memory_gib of the fullest GPU. parts: seconds by part (``PARTS`` add up to iteration_s; "dp_total" is besides).
-    interval: 80 % interval of iteration_s, from the errors that the model makes on published runs it was not fitted to.
-    Arrays where the inputs were."""
-
-    iteration_s: Real
-    model_tflops_per_gpu: Real
-    hardware_tflops_per_gpu: Real
-    memory_gib: float
-    parts: dict[str, Real]
-    interval: tuple[Real, Real]
-    memory: Memory
-    tokens_per_iteration: int
-
-    @property
-    def tokens_per_s(self) -> Real:
-        return self.tokens_per_iteration / self.iteration_s
+class Choice(NamedTuple):
+    layout: Layout
+    prediction: Prediction
 
 
-class Rates(NamedTuple):
-    """FLOP/s and bytes/s that are reached."""
-
-    flops: Real
-    hbm: Real
-    intra: Real
-    inter: Real
+def _divisors(value: int, most: int | None = None) -> list[int]:
+    return [d for d in range(1, min(value, most or value) + 1) if value % d == 0]
 
 
-def _gemm_s(rates: Rates, m: float, k: float, n: float) -> Real:
-    return 2.0 * m * k * n / rates.flops + FP16 * (m * k + k * n + m * n) / rates.hbm
-
-
-def _layer_s(model: Transformer, layout: Layout, rates: Rates, flash: bool) -> tuple[Real, Real, Real]:
-    """Forward pass of a mean layer on one micro-batch: (products with weights, attention, everything else)."""
-    t, h = layout.tp, float(model.hidden)
-    tokens = layout.micro_batch * model.seq / layout.cp
-    gemm = _gemm_s(rates, tokens, h, (model.q_width + 2 * model.kv_width) / t)
-    gemm = gemm + _gemm_s(rates, tokens, model.q_width / t, h)
-    ups = 2 if model.gated else 1
-    dense_layers = model.layers - model.moe_layers
-    if dense_layers:
-        mlp = _gemm_s(rates, tokens, h, ups * model.width / t) + _gemm_s(rates, tokens, model.width / t, h)
-        gemm = gemm + mlp * (dense_layers / model.layers)
-    visited = 1.0
-    if model.moe is not None:
-        width, local = model.expert_width / t, model.moe.count / layout.ep
-        # tokens of all ep ranks meet here, spread evenly over this rank's experts
-        each = tokens * model.moe.active / local
-        routed = local * (_gemm_s(rates, each, h, ups * width) + _gemm_s(rates, each, width, h))
-        if model.moe.shared:
-            wide = model.moe.shared * width
-            routed = routed + _gemm_s(rates, tokens, h, ups * wide) + _gemm_s(rates, tokens, wide, h)
-        routed = routed + _gemm_s(rates, tokens, h, float(model.moe.count))
-        gemm = gemm + routed * (model.moe_layers / model.layers)
-        visited = (dense_layers + model.moe_layers * (model.moe.active + model.moe.shared)) / model.layers
-    scores = model.score_flops * tokens / t
-    if flash:  # causal: half of the scores are not computed
-        attention = scores / 2 / (rates.flops * FLASH_SHARE)
-        attention = attention + FP16 * tokens * 2 * (model.q_width + model.kv_width) / t / rates.hbm
-    else:
-        # scores written and read by the product, the softmax and the dropout: 2 bytes six times, a mask once
-        attention = scores / rates.flops + tokens * model.seq * model.heads * 13.0 / t / rates.hbm
-    outside = 8 * h + (14.0 if not model.gated else 12.0) * h  # two norms, two residual sums (with dropout)
-    inside = (6.0 if model.gated else 4.0) * model.width * visited + 6.0 * (model.q_width + 2 * model.kv_width) / 3
-    outside = outside / t if layout.sequence_parallel else outside
-    return gemm, attention, tokens * (outside + inside / t) / rates.hbm
-
-
-def _all_reduce_s(rates: Rates, cluster: Cluster, ranks: int, local: int, rs: float, ag: float) -> Real:
-    """A reduce-scatter of rs bytes and an all-gather of ag bytes over ranks, local of which share a node: a ring within
-    the node on NVLink, and one between nodes on which each GPU carries its share."""
-    if ranks == 1:
-        return 0.0
-    local = max(1, min(local, ranks))
-    nodes = -(-ranks // local)
-    total = rs + ag
-    time: Real = 0.0
-    if local > 1:
-        time = (local - 1) / local * total / rates.intra + 2 * (local - 1) * NVLINK_LATENCY_S
-    if nodes > 1:
-        rounds = 2 * np.ceil(np.log2(nodes))
-        time = time + (nodes - 1) / nodes * total / local / rates.inter + rounds * cluster.latency_s
-    return time
-
-
-def predict(
-    model: Transformer, layout: Layout, cluster: Cluster, software: str = "megatron-core",
-    compression: Compression | None = None, *, efficiency: Efficiency | None = None,
-) -> Prediction:  # fmt: skip
-    """One iteration. software: a generation of `data/software.csv`. efficiency: None, the constants fitted to published
-    runs (`data/efficiency.csv`); its fields, the rates of the cluster and the codec's speed may be arrays of samples
-    that broadcast together. ValueError where model, layout and cluster do not go together."""
-    layout.check(model)
-    if layout.gpus != cluster.gpus:
-        raise ValueError(
-            f"tp * pp * dp * cp must be the cluster's gpus={cluster.gpus}, "
-            f"got {layout.tp} * {layout.pp} * {layout.dp} * {layout.cp} = {layout.gpus}"
-        )
+def layouts(
+    model: Transformer, cluster: Cluster, global_batch: int, *, software: str = "megatron-core",
+    compression: Compression | None = None, recompute: Sequence[str] = RECOMPUTE, zero: Sequence[int] = (0, 1, 2, 3),
+    cp: int = 1, usable: float | None = USABLE,
+) -> Iterator[Layout]:  # fmt: skip
+    """Every valid layout of the model on the cluster. usable: keep those whose memory fits that share of a GPU's; None:
+    all. Sequence parallelism is tried with tensor parallelism, expert parallelism with experts."""
+    positive_int("global_batch", global_batch)
+    positive_int("cp", cp)
+    if usable is not None:
+        positive("usable", usable, most=1.0)
     facts = software_facts(software)
-    e = fitted(cluster.gpu, software) if efficiency is None else efficiency
-    rates = Rates(
-        cluster.peak_flops * e.gemm, cluster.hbm_bytes_per_s * e.hbm, cluster.intra_bytes_per_s * e.intra,
-        cluster.inter_bytes_per_s * e.inter,
-    )  # fmt: skip
-    m, t, p, v = layout.micro_batches, layout.tp, layout.pp, layout.interleave
-    layers = layout.stage_layers(model)
-    tokens = layout.micro_batch * model.seq / layout.cp
-    node = cluster.node_gpus
-
-    gemm, attention, rest = (each * e.compute for each in _layer_s(model, layout, rates, facts.flash))
-    again = {"none": 0.0, "selective": 0.0 if facts.flash else attention, "full": gemm + attention + rest}
-    recompute = again[layout.recompute]
-    head = 3 * _gemm_s(rates, tokens, float(model.hidden), model.vocab / t) * e.compute
-    head = head + tokens * model.vocab / t * 12.0 / rates.hbm * e.compute  # cross entropy in fp32
-
-    # tensor parallelism: two all-reduces forward, two backward (or as many all-gathers and reduce-scatters)
-    hidden_bytes = FP16 * tokens * model.hidden
-    tp: Real = 0.0
-    passes = 3 if layout.recompute == "full" else 2
-    if t > 1:
-        rate, latency = (rates.intra, NVLINK_LATENCY_S) if t <= node else (rates.inter, cluster.latency_s)
-        tp = passes * 2 * (2 * (t - 1) / t * hidden_bytes / rate + 2 * np.log2(t) * latency) * e.exposed
-    cp: Real = 0.0
-    if layout.cp > 1:
-        rate = rates.intra if t * layout.cp <= node else rates.inter
-        keys = FP16 * tokens * 2 * model.kv_width / t * (layout.cp - 1)
-        cp = (passes + 1) * keys / rate * e.exposed
-    ep: Real = 0.0
-    if layout.ep > 1 and model.moe is not None:
-        inside = max(1, min(layout.ep, node // t))
-        sent = FP16 * tokens * model.hidden * model.moe.active * model.moe_layers / model.layers / t
-        off_node = 1 - inside / layout.ep
-        ep = 2 * passes * sent * (off_node / rates.inter + (inside - 1) / layout.ep / rates.intra)
-    layer = 3 * (gemm + attention + rest) + recompute + tp + cp + ep
-    pp = 2 * v * hidden_bytes / t / rates.inter * e.exposed if p > 1 else 0.0
-
-    # data parallelism, on the stage with the embedding
-    ranks = layout.dp * layout.cp
-    dense, routed = stage_parameters(model, layout, "first")
-    numbers = dense + routed
-    local = max(1, node // t)
-    traffic = None if compression is None else compression.traffic
-    sent_bytes = facts.gradient_bytes if traffic is None else traffic.bytes_per_element
-    reduce_times, gather_times = (m, 2 * m) if layout.zero == 3 else (m if layout.zero == 2 else 1, 1)
-    back_bytes = sent_bytes if layout.zero == 0 else FP16
-    if compression is not None and compression.momentum and layout.zero:
-        back_bytes = sent_bytes + FP16  # whole momenta return, and then the weights
-    dp: Real = 0.0
-    for count, group, near in (
-        (dense, ranks, local), (routed, ranks // layout.ep, max(1, local // layout.ep)),
-    ):  # fmt: skip
-        if count:
-            sizes = (reduce_times * count * sent_bytes, gather_times * count * back_bytes)
-            dp = dp + _all_reduce_s(rates, cluster, group, near, *sizes)
-    window = layer * layers / v * (m if layout.zero == 3 else 1)
-    dp_exposed = dp - np.minimum((1 - e.exposed) * dp, window) if ranks > 1 else 0.0
-
-    shard = numbers / ranks if layout.zero else numbers
-    optimizer = shard * OPTIMIZER_BYTES / rates.hbm
-    codec = _codec_s(model, layout, cluster, compression, facts.flash, numbers, shard, facts.gradient_bytes)
-
-    work = m * layers
-    parts: dict[str, Real] = {
-        "gemm": work * 3 * gemm + m * head,
-        "attention": work * 3 * attention,
-        "elementwise": work * 3 * rest,
-        "recompute": work * recompute,
-        "tp": work * tp,
-        "cp": work * cp,
-        "ep": work * ep,
-        "pp": m * pp,
-        "bubble": (p - 1) / v * (layers * layer + pp / v),
-        "dp_exposed": dp_exposed,
-        "optimizer": optimizer,
-        "codec": codec,
-    }
-    iteration = sum(parts[name] for name in PARTS)
-    parts["dp_total"] = dp
-    held = memory(model, layout, compression=compression, gradient_bytes=facts.gradient_bytes, flash=facts.flash)
-    per_gpu = iteration * cluster.gpus * 1e12
-    return Prediction(
-        iteration_s=iteration,
-        model_tflops_per_gpu=model.model_flops(layout.global_batch) / per_gpu,
-        hardware_tflops_per_gpu=model.hardware_flops(layout.global_batch, layout.recompute) / per_gpu,
-        memory_gib=held.total / GIB,
-        parts=parts,
-        interval=(iteration * e.low, iteration * e.high),
-        memory=held,
-        tokens_per_iteration=layout.global_batch * model.seq,
-    )
+    limit = float("inf") if usable is None else usable * cluster.spec.memory_bytes
+    # a fused attention keeps no scores, so there is nothing selective to recompute
+    modes = [mode for mode in recompute if not (facts.flash and mode == "selective")]
+    for tp in _divisors(cluster.node_gpus):
+        if cluster.gpus % (tp * cp) or model.heads % tp or model.width % tp or model.seq % cp:
+            continue
+        for pp in _divisors(cluster.gpus // (tp * cp), model.layers):
+            dp = cluster.gpus // (tp * pp * cp)
+            if model.layers % pp or global_batch % dp:
+                continue
+            each = global_batch // dp
+            experts = 1 if model.moe is None else model.moe.count
+            for ep in (d for d in _divisors(experts) if (dp * cp) % d == 0):
+                for stage in zero if dp * cp > 1 else zero[:1]:
+                    for micro in (2**k for k in range(each.bit_length()) if each % 2**k == 0):
+                        chunks = _divisors(model.layers // pp) if pp > 1 and (each // micro) % pp == 0 else [1]
+                        for parallel in (False, True) if tp > 1 else (False,):
+                            for mode in modes:
+                                for v in chunks:
+                                    found = Layout(
+                                        tp, pp, dp, micro, global_batch, mode, parallel, v, stage, cp=cp, ep=ep
+                                    )
+                                    held = memory(
+                                        model, found, compression=compression, flash=facts.flash,
+                                        gradient_bytes=facts.gradient_bytes,
+                                    )  # fmt: skip
+                                    if held.total <= limit:
+                                        yield found
 
 
-def _codec_s(
-    model: Transformer, layout: Layout, cluster: Cluster, compression: Compression | None, flash: bool,
-    numbers: float, shard: float, gradient_bytes: float,
-) -> Real:  # fmt: skip
-    """Encoding and decoding, none of it hidden. Bytes touched at a share of the memory bandwidth, or elements at the
-    measured speed."""
-    if compression is None:
-        return 0.0
-    touched, elements = 0.0, 0.0
-    traffic = compression.traffic
-    if traffic is not None and layout.dp * layout.cp > 1:
-        wide, code = gradient_bytes, traffic.bytes_per_element
-        times = layout.micro_batches if layout.zero >= 2 else 1
-        both = layout.zero == 0 or compression.momentum is not None
-        # encode all, decode and add what the others sent of this rank's share; then once more for the way back
-        touched += times * numbers * (wide + 2 * code) + (numbers * (wide + 2 * code) if both else 0.0)
-        elements += times * 2 * numbers + (2 * numbers if both else 0.0)
-    if compression.activations is not None:
-        kept, _ = activation_bytes(model, layout, flash)
-        count = kept / FP16 * layout.stage_layers(model) * layout.micro_batches
-        touched += 2 * count * (FP16 + compression.activations.bytes_per_element)
-        elements += 2 * count
-    if compression.states is not None:
-        touched += 4 * shard * (4.0 + compression.states.bytes_per_element)
-        elements += 4 * shard
-    if compression.elements_per_s is not None:
-        return elements / compression.elements_per_s
-    return touched / (cluster.hbm_bytes_per_s * compression.hbm_fraction)
+def best(
+    model: Transformer, cluster: Cluster, global_batch: int, software: str = "megatron-core",
+    compression: Compression | None = None, *, efficiency: Efficiency | None = None, cp: int = 1,
+    usable: float | None = USABLE,
+) -> Choice:  # fmt: skip
+    """The layout of the shortest iteration among those that fit. ValueError where none fits."""
+    fastest: Choice | None = None
+    for layout in layouts(
+        model, cluster, global_batch, software=software, compression=compression, cp=cp, usable=usable
+    ):
+        found = predict(model, layout, cluster, software, compression, efficiency=efficiency)
+        if fastest is None or found.iteration_s < fastest.prediction.iteration_s:
+            fastest = Choice(layout, found)
+    if fastest is None:
+        raise ValueError(
+            f"no layout of the {model.parameters / 1e9:.3g}B model fits {cluster.gpus} x {cluster.gpu} "
+            f"with global_batch={global_batch}; accepted is a batch that divides over them, or more GPUs"
+        )
+    return fastest

@@ -1,0 +1,201 @@
+"""Time of an iteration: laws that hold whatever the constants are, exact cases, arrays, speed, refused combinations."""
+
+import dataclasses
+import json
+import math
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tq.systems import Bits, Cluster, Compression, Efficiency, Layout, Prediction, Transformer, predict, tables
+from tq.systems.network import Link, ring_s
+from tq.systems.step import PARTS
+
+GPT = Transformer.preset("megatron-22b")
+MOE = Transformer.preset("mixtral-8x7b")
+RATES = ("inter_bytes_per_s", "intra_bytes_per_s", "peak_flops", "hbm_bytes_per_s")
+IDEAL = Efficiency(gemm=1.0, hbm=1.0, intra=1.0, inter=1.0)
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> Layout:
+    tp, pp, dp = (draw(st.sampled_from(sizes)) for sizes in ([1, 2, 4, 8, 16], [1, 2, 4, 8], [1, 2, 8, 32]))
+    interleave = draw(st.sampled_from([1, 2, 6])) if pp > 1 else 1
+    return Layout(
+        tp, pp, dp, draw(st.sampled_from([1, 2, 4])), 1024, draw(st.sampled_from(["none", "selective", "full"])),
+        draw(st.booleans()), interleave, draw(st.integers(0, 3)), cp=draw(st.sampled_from([1, 2])),
+    )  # fmt: skip
+
+
+software = st.sampled_from(["megatron-2021", "megatron-core", "megascale", "llama3", "deepspeed-zero3-2021"])
+
+
+def run(layout: Layout, name: str = "megatron-core", compression: Compression | None = None, **rates: float):  # type: ignore[no-untyped-def]
+    return predict(GPT, layout, Cluster("a100-80gb", layout.gpus, **rates), name, compression)  # type: ignore[arg-type]
+
+
+def sane(found: Prediction) -> bool:
+    values = [*found.parts.values(), found.iteration_s, found.memory_gib, *found.interval]
+    return all(math.isfinite(value) and value >= 0 for value in values)
+
+
+@given(layouts(), software)
+def test_parts_add_up_and_are_finite(layout: Layout, name: str) -> None:
+    found = run(layout, name)
+    assert sane(found)
+    assert sum(found.parts[part] for part in PARTS) == pytest.approx(found.iteration_s, rel=1e-12)
+    assert found.interval[0] < found.iteration_s < found.interval[1]
+    assert found.model_tflops_per_gpu <= found.hardware_tflops_per_gpu <= 312
+    assert found.parts["dp_exposed"] <= found.parts["dp_total"] * 30
+
+
+@given(layouts(), software, st.sampled_from(RATES), st.floats(1e9, 1e13), st.floats(1, 100))
+def test_a_faster_machine_is_never_slower(layout: Layout, name: str, rate: str, value: float, factor: float) -> None:
+    slow, fast = run(layout, name, **{rate: value}), run(layout, name, **{rate: value * factor})
+    assert fast.iteration_s <= slow.iteration_s * (1 + 1e-9)
+
+
+@given(layouts(), software, st.integers(1, 8), st.floats(0.01, 10))
+def test_compressed_traffic_never_helps_on_an_infinitely_fast_link(
+    layout: Layout, name: str, bits: int, speed: float
+) -> None:
+    links = {"inter_bytes_per_s": math.inf, "intra_bytes_per_s": math.inf}
+    for codes in (
+        Compression(gradients=Bits(bits), hbm_fraction=speed),
+        Compression(gradients=Bits(bits), elements_per_s=speed * 1e12),
+    ):
+        assert run(layout, name, codes, **links).iteration_s >= run(layout, name, **links).iteration_s
+
+
+@given(layouts(), software, st.integers(1, 7))
+def test_fewer_bits_never_take_longer(layout: Layout, name: str, bits: int) -> None:
+    few, more = (run(layout, name, Compression(gradients=Bits(b))) for b in (bits, bits + 1))
+    assert few.iteration_s <= more.iteration_s
+
+
+def test_compression_pays_on_a_slow_link() -> None:
+    layout = Layout(8, 1, 16, 1, 64)
+    plain, coded = (run(layout, "megatron-2022", c, inter_bytes_per_s=1e8) for c in (None, Compression(Bits(4))))
+    assert coded.iteration_s < plain.iteration_s / 3
+    assert coded.parts["codec"] > 0 and plain.parts["codec"] == 0
+
+
+def test_one_gpu_has_no_communication() -> None:
+    small = Transformer.preset("gpt2-124m")
+    found = predict(small, Layout(global_batch=8), Cluster(), "megatron-2022", Compression(gradients=Bits()))
+    assert all(found.parts[part] == 0 for part in ("tp", "cp", "ep", "pp", "bubble", "dp_exposed", "dp_total", "codec"))
+    assert found.tokens_per_s == pytest.approx(8 * 1024 / found.iteration_s)
+
+
+def test_data_parallel_traffic_over_single_gpu_nodes_is_a_ring() -> None:
+    small = Transformer.preset("gpt2-124m")
+    cluster = Cluster("a100-80gb", 16, node_gpus=1, latency_s=0.0)
+    found = predict(small, Layout(dp=16, global_batch=16), cluster, "megatron-2022", efficiency=IDEAL)
+    assert found.parts["dp_total"] == pytest.approx(ring_s(small.parameters, 16, Link(25e9)))
+
+
+def test_the_bubble_is_that_of_the_schedule() -> None:
+    layout = Layout(1, 4, 1, 1, 16)
+    plain, chunks = (run(dataclasses.replace(layout, interleave=v)).parts["bubble"] for v in (1, 3))
+    assert chunks == pytest.approx(plain / 3, rel=0.02)
+    full = run(layout)
+    work = sum(full.parts[part] for part in ("gemm", "attention", "elementwise", "recompute", "tp"))
+    assert full.parts["bubble"] == pytest.approx(work * 3 / 16, rel=0.1)  # the output layer is on the last stage only
+
+
+def test_thin_products_reach_less_of_the_peak() -> None:
+    def share(tp: int, micro: int) -> float:
+        parts = predict(
+            GPT, Layout(tp, micro_batch=micro, global_batch=8), Cluster("a100-80gb", tp), "megatron-2022",
+            efficiency=IDEAL,
+        ).parts  # fmt: skip
+        return GPT.model_flops(8) / (parts["gemm"] * tp * 312e12)
+
+    assert share(1, 8) > share(8, 8) > share(8, 1)
+
+
+def test_experts_on_other_nodes_pay_the_network() -> None:
+    near = predict(MOE, Layout(dp=8, global_batch=64, ep=8, zero=1), Cluster("h100-80gb", 8))
+    far = predict(MOE, Layout(dp=64, global_batch=512, ep=8, tp=1, zero=1), Cluster("h100-80gb", 64, node_gpus=1))
+    assert near.parts["ep"] > 0 and far.parts["ep"] > 5 * near.parts["ep"]
+    dense = predict(Transformer.preset("llama2-7b"), Layout(dp=8, global_batch=64), Cluster("h100-80gb", 8))
+    assert dense.parts["ep"] == 0
+
+
+def test_recomputing_is_paid_in_time() -> None:
+    times = [run(Layout(8, 1, 1, 4, 4, mode), "megatron-2022").iteration_s for mode in ("none", "selective", "full")]
+    assert times[0] < times[1] < times[2]
+
+
+def test_codes_of_activations_and_states_cost_codec_time_and_save_memory() -> None:
+    layout, codes = Layout(8, 1, 1, 4, 4), Compression(activations=Bits(), states=Bits())
+    plain, coded = run(layout), run(layout, compression=codes)
+    assert coded.parts["codec"] > 0 and coded.memory_gib < plain.memory_gib
+
+
+def test_the_assumed_speed_of_the_codec_lies_within_what_the_cpu_kernels_reach() -> None:
+    recorded = json.loads((tables.folder() / "results/cpu/full/kernels.json").read_text())["results"]
+    shares = [recorded[f"share/{way}/two-rounds"]["value"] for way in ("encode", "decode")]
+    assert min(shares) <= Compression().hbm_fraction <= max(shares)
+
+
+def test_arrays_are_the_scalars_side_by_side() -> None:
+    gemm, inter, speed = np.array([0.6, 0.7]), np.array([1e9, 1e10]), np.array([0.2, 0.5])
+    layout = Layout(8, 2, 4, 1, 64, zero=1)
+
+    def at(i: slice | int) -> Prediction:
+        cluster = Cluster("a100-80gb", 64, inter_bytes_per_s=inter[i])
+        codes = Compression(gradients=Bits(), hbm_fraction=speed[i])
+        return predict(GPT, layout, cluster, compression=codes, efficiency=Efficiency(gemm=gemm[i], communication=0.5))
+
+    both = at(slice(None))
+    for i in (0, 1):
+        assert both.iteration_s[i] == pytest.approx(at(i).iteration_s)
+        assert both.interval[0][i] == pytest.approx(at(i).interval[0])
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2**31))
+def test_ten_thousand_samples_take_less_than_two_seconds(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    constants = Efficiency(gemm=draw.uniform(0.5, 0.9, 10_000), hbm=draw.uniform(0.5, 0.9, 10_000))
+    cluster = Cluster("h100-80gb", 1024, inter_bytes_per_s=draw.uniform(1e9, 1e11, 10_000))
+    start = time.perf_counter()
+    found = predict(Transformer.preset("llama2-70b"), Layout(8, 4, 32, 1, 1024), cluster, efficiency=constants)
+    assert time.perf_counter() - start < 2
+    assert found.iteration_s.shape == (10_000,) and np.isfinite(found.iteration_s).all()
+
+
+def test_one_evaluation_takes_less_than_two_milliseconds() -> None:
+    layout, cluster = Layout(8, 4, 32, 1, 1024), Cluster("h100-80gb", 1024)
+    model = Transformer.preset("llama2-70b")
+    times = []
+    for _ in range(20):
+        start = time.perf_counter()
+        predict(model, layout, cluster)
+        times.append(time.perf_counter() - start)
+    assert min(times) < 2e-3
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: run(Layout(tp=3)), "tp must divide heads=64, got 3"),
+        (lambda: run(Layout(pp=49)), "pp * interleave must be at most layers=48, got 49 * 1"),
+        (
+            lambda: predict(GPT, Layout(8), Cluster("a100-80gb", 4)),
+            "must be the cluster's gpus=4, got 8 * 1 * 1 * 1 = 8",
+        ),
+        (lambda: run(Layout(), "megatron"), "software must be one of megatron-2021"),
+        (lambda: Efficiency(gemm=1.1), "gemm must be positive and at most 1, got 1.1"),
+        (lambda: Compression(hbm_fraction=0.0), "hbm_fraction must be positive, got 0.0"),
+        (lambda: run(Layout(dp=2, global_batch=2, zero=3), compression=Compression(momentum=Bits())), "zero=0 or 1"),
+    ],
+)
+def test_bad_input_raises_one_clear_message(call, message: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(ValueError) as caught:
+        call()
+    assert message in str(caught.value)

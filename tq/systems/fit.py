@@ -1,0 +1,154 @@
+"""Fits the constants of `data/efficiency.csv` to published runs, fit rows only: `python -m tq.systems.fit --write`.
+
+Two constants a GPU type (gemm, hbm), two a software generation (compute, communication); compute is 1 by definition for
+the generation that anchors a GPU type. It is the most probable set of constants where errors of a row are Laplace with
+a scale of 3 % and the constants log-normal around what is plausible beforehand; that keeps those of few rows sound.
+Searched on grids that shrink, one pair at a time: no random numbers. Held-out rows are never read.
+The interval comes from errors of rows left out one at a time, everything fitted anew without them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tq.systems import tables
+from tq.systems.efficiency import CONSTANTS, FITTED, Efficiency, generations
+from tq.systems.validation import is_timed, published, run, seconds
+
+Constants = dict[tuple[str, str], tuple[float, float]]
+ANCHORS = ("megatron-2022", "megatron-core")  # their compute is 1: a GPU's constants are those it shows under them
+PRIOR = {"gpu": (0.75, 0.8), "software": (1.0, 1.0)}
+BOUNDS = {"gpu": ((0.4, 0.98), (0.3, 0.98)), "software": ((0.6, 1.8), (0.05, 30.0))}
+SPREAD = {"gpu": (0.07, 0.2), "software": (0.15, 0.7)}  # standard deviation of the log beforehand
+ROW_ERROR = 0.03
+WIDE = 1.5  # how much wider the interval is for a GPU type that no row was fitted to; an assumption
+GRID, ROUNDS, SHRINK = 15, 24, 0.78
+
+Row = dict[str, str]
+
+
+def fit_rows() -> list[Row]:
+    return [row for row in published() if is_timed(row) and row["split"] == "fit"]
+
+
+def _times(row: Row, gpu: tuple[Any, Any], software: tuple[Any, Any]) -> Any:
+    constants = Efficiency(gemm=gpu[0], hbm=gpu[1], compute=software[0], communication=software[1])
+    return run(row, constants).iteration_s
+
+
+def _grid(kind: str, name: str, at: tuple[float, float], width: float) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Pairs around a point: each constant times exp(-width) to exp(width) of its range, within its bounds."""
+    axes = []
+    for value, (low, high), slow in zip(at, BOUNDS[kind], (1.0, 3.0 if kind == "software" else 1.0), strict=True):
+        steps = np.exp(np.linspace(-width * slow, width * slow, GRID))
+        axes.append(np.clip(value * steps, low, high))
+    if name in ANCHORS:
+        axes[0] = np.ones(1)
+    first, second = np.meshgrid(*axes)
+    return first.ravel(), second.ravel()
+
+
+def fit(rows: Sequence[Row]) -> Constants:
+    """Constants of every GPU type and generation in these rows, and the prior for generations without one."""
+    keys = {("gpu", row["gpu_type"]): 0 for row in rows} | {("software", row["software"]): 0 for row in rows}
+    found: Constants = {key: PRIOR[key[0]] for key in keys}
+    logs = {row["id"]: np.log(seconds(row)) for row in rows}
+    width = 0.35
+    for _ in range(ROUNDS):
+        for key in found:
+            kind, name = key
+            column = "gpu_type" if kind == "gpu" else "software"
+            pairs = _grid(kind, name, found[key], width)
+            loss = np.zeros(pairs[0].size)
+            for row in (each for each in rows if each[column] == name):
+                gpu = pairs if kind == "gpu" else found["gpu", row["gpu_type"]]
+                software = pairs if kind == "software" else found["software", row["software"]]
+                loss += np.abs(np.log(_times(row, gpu, software)) - logs[row["id"]])
+            for value, prior, spread in zip(pairs, PRIOR[kind], SPREAD[kind], strict=True):
+                loss += ROW_ERROR / 2 * (np.log(value / prior) / spread) ** 2
+            best = int(np.argmin(loss))
+            found[key] = float(pairs[0][best]), float(pairs[1][best])
+        width *= SHRINK
+    return found
+
+
+def errors(rows: Sequence[Row], constants: Constants) -> list[float]:
+    """Log of published over predicted time; a generation or GPU without constants has the prior's."""
+    out = []
+    for row in rows:
+        gpu = constants.get(("gpu", row["gpu_type"]), PRIOR["gpu"])
+        software = constants.get(("software", row["software"]), PRIOR["software"])
+        out.append(float(np.log(seconds(row) / _times(row, gpu, software))))
+    return out
+
+
+def left_out(rows: Sequence[Row]) -> list[float]:
+    """The error of each row under constants fitted to all the others."""
+    return [errors([row], fit([each for each in rows if each is not row]))[0] for row in rows]
+
+
+def interval(residuals: Sequence[float], share: float = 0.8) -> tuple[float, float]:
+    """(low, high) of measured over predicted: symmetric in the log, wide enough for that share of n + 1 such errors."""
+    ordered = np.sort(np.abs(residuals))
+    rank = min(len(ordered), int(np.ceil(share * (len(ordered) + 1))))
+    reach = float(ordered[rank - 1])
+    return float(np.exp(-reach)), float(np.exp(reach))
+
+
+def as_csv(constants: Constants, ends: tuple[float, float], rows: Sequence[Row]) -> str:
+    """The text of `data/efficiency.csv`."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(FITTED)
+
+    def write(kind: str, name: str, values: Sequence[float], count: int, basis: str) -> None:
+        for constant, value in zip(CONSTANTS[kind], values, strict=True):
+            fixed = constant == "compute" and name in ANCHORS
+            writer.writerow([kind, name, constant, f"{value:.4g}", count, "1 by definition" if fixed else basis])
+
+    fitted = {name: pair for (kind, name), pair in constants.items() if kind == "gpu"}
+    for name, pair in sorted(fitted.items()):
+        write("gpu", name, pair, sum(row["gpu_type"] == name for row in rows), "fitted")
+    mean = tuple(float(np.exp(np.mean([np.log(pair[i]) for pair in fitted.values()]))) for i in (0, 1))
+    write("gpu", "other", mean, 0, "geometric mean of the fitted ones")
+    for name in generations():
+        count = sum(row["software"] == name for row in rows)
+        write(
+            "software",
+            name,
+            constants.get(("software", name), PRIOR["software"]),
+            count,
+            "fitted" if count else "prior",
+        )
+    write("interval", "fitted GPUs", ends, len(rows), "errors of rows left out one at a time")
+    wide = [float(end**WIDE) for end in ends]
+    write("interval", "other GPUs", wide, 0, f"as fitted GPUs, {WIDE} times as wide in the log: an assumption")
+    return out.getvalue()
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m tq.systems.fit", description="Fit the constants to published runs."
+    )
+    parser.add_argument("--write", action="store_true", help="write data/efficiency.csv; without it, print it")
+    chosen = parser.parse_args(arguments)
+    rows = fit_rows()
+    text = as_csv(fit(rows), interval(left_out(rows)), rows)
+    if chosen.write:
+        path: Path = tables.folder() / "efficiency.csv"
+        path.write_text(text, encoding="utf-8")
+        print(f"{path.name}: fitted to {len(rows)} rows")
+    else:
+        print(text, end="")
+
+
+if __name__ == "__main__":
+    main()

@@ -105,9 +105,9 @@ def further_time_cut(ratio: float = RATIO) -> tuple[float, float]:
 
 
 def interconnect_usd_per_gpu(chip_usd: float, chip_share: float = 0.44, interconnect_share: float = 0.17) -> float:
-    """Interconnect of a GPU from the price of its chip and a split of the cost of hardware and energy. The shares of 44 %
-    and 17 % are Epoch AI's as the ledger has them; the abstract of arXiv:2405.21015 puts interconnect at 9-13 % of a
-    development's cost, staff included."""
+    """Interconnect of a GPU from the price of its chip and a split of the cost of hardware and energy. The shares of
+    44 % and 17 % are Epoch AI's as the ledger has them; the abstract of arXiv:2405.21015 puts interconnect at 9-13 % of
+    a development's cost, staff included."""
     positive("chip_usd", chip_usd)
     positive("chip_share", chip_share, most=1.0)
     positive("interconnect_share", interconnect_share, most=1.0)

@@ -50,7 +50,8 @@ def test_implied_prices_lie_within_every_reading() -> None:
     for row in wp.cost_rows().values():
         low, high = row.implied_usd_per_gpu_hour
         widest = row.widest_usd_per_gpu_hour
-        assert widest[0] <= min(low, high) and max(low, high) <= widest[1]
+        readings = [usd / hours for usd in row.usd for hours in row.gpu_hours]
+        assert widest == (min(readings), max(readings)) and low in readings and high in readings
         assert row.usd_at(low, high) == pytest.approx(row.usd)
 
 

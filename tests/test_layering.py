@@ -42,7 +42,9 @@ FLOORS = {
     ),
     "tq.systems": Floor(inside=("tq.systems",), outside=frozenset({"numpy"}), lazy=frozenset({"scipy"})),
     "tq.economics": Floor(
-        inside=("tq.systems", "tq.economics"), outside=frozenset({"numpy"}), lazy=frozenset({"scipy", "pandas"})
+        inside=("tq.systems", "tq.economics"),
+        outside=frozenset({"numpy"}),
+        lazy=frozenset({"scipy", "pandas", "SALib"}),
     ),
     "tq.book": Floor(inside=("tq",), anything=True),
     "tq": Floor(inside=("tq.quant",)),  # tq/__init__.py itself: the public names of the codec and nothing heavier

@@ -1,0 +1,183 @@
+"""`python -m tq.economics`: what compression saves, what a run costs, when it pays. Nothing is fetched.
+
+Exit codes: 0 done; 1 `prices --check` found a fault; 2 a wrong command line or input, said in one line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from datetime import date
+from pathlib import Path
+from typing import NoReturn
+
+from tq.economics import calculator, energy, prices
+from tq.economics.answers import COMMANDS
+from tq.systems import hardware
+from tq.systems.efficiency import generations
+from tq.systems.model import PRESETS
+
+EXAMPLES = """examples:
+  python -m tq.economics savings --model llama2-70b --gpus 256 --gpus-per-replica 8 --link-gbit 100
+  python -m tq.economics savings --baseline fp32 --overhead 1.2 --link-gbit 25 --json
+  python -m tq.economics memory --model llama2-70b --gpu h100-80gb --tp 8 --pp 4 --dp 8 --activation-bits 4
+  python -m tq.economics cost --model llama2-70b --gpu h100-80gb --tp 8 --dp 32 --global-batch 1024 --tokens 1.4e12
+  python -m tq.economics breakeven --share .04 .2 .55 --link 400 100 25 --overhead 1 1.2 2
+  python -m tq.economics pareto --model llama2-7b --tokens 1e12 --gpus 64 128 --batch 512
+  python -m tq.economics prices --gpu h100-80gb
+  python -m tq.economics prices --check new.csv          then: prices --import new.csv
+
+Every command takes --json. Prices are those of data/prices.csv, dated; a stale one is an error (--max-age-days).
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    """An error is one line."""
+
+    def error(self, message: str) -> NoReturn:
+        print(f"{self.prog}: {message} (--help shows what is accepted)", file=sys.stderr)
+        raise SystemExit(2)
+
+
+# --- the command line -----------------------------------------------------------------------------------------
+
+
+def _day(text: str) -> date:
+    try:
+        return date.fromisoformat(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"a day such as 2026-11-09 is accepted, got {text!r}") from None
+
+
+def _shape_options(command: argparse.ArgumentParser) -> None:
+    group = command.add_argument_group("model", "a published shape, or one of your own")
+    group.add_argument("--model", metavar="NAME", help=f"one of {', '.join(PRESETS)}")
+    for name in ("layers", "hidden", "heads", "vocab", "seq", "kv-heads", "ffn"):
+        group.add_argument(f"--{name}", type=int, metavar="N", help="also replaces that of --model")
+    group.add_argument("--gated", action="store_true", default=None, help="gated MLP (SwiGLU), Llama style")
+
+
+def _layout_options(command: argparse.ArgumentParser) -> None:
+    group = command.add_argument_group("layout")
+    for name, default, what in (
+        ("tp", 1, "tensor-parallel GPUs"), ("pp", 1, "pipeline stages"), ("dp", 1, "data-parallel replicas"),
+        ("micro-batch", 1, "sequences a micro-batch"), ("interleave", 1, "model chunks a stage"),
+        ("zero", 1, "ZeRO stage, 0 to 3"),
+    ):  # fmt: skip
+        group.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"{what}; default: {default}")
+    group.add_argument("--global-batch", type=int, metavar="N", help="sequences a step; default: 8 micro-batches each")
+    group.add_argument("--recompute", choices=("none", "selective", "full"), default="selective")
+    group.add_argument("--no-sequence-parallel", action="store_true", help="default: with it where --tp is above 1")
+    group.add_argument("--software", choices=generations(), default="megatron-core", help="default: megatron-core")
+
+
+def _price_options(command: argparse.ArgumentParser) -> None:
+    group = command.add_argument_group("prices")
+    group.add_argument("--prices", type=Path, metavar="FILE", help="default: data/prices.csv")
+    group.add_argument("--provider", help="one provider; default: the spread over all")
+    group.add_argument("--kind", choices=prices.KINDS, default="on-demand", help="default: on-demand")
+    group.add_argument("--as-of", type=_day, metavar="DAY", help="prices known on this day; default: today")
+    group.add_argument(
+        "--max-age-days", type=int, default=prices.MAX_AGE_DAYS, metavar="N", help=f"default: {prices.MAX_AGE_DAYS}"
+    )
+
+
+def parser() -> Parser:
+    top = Parser(
+        prog="python -m tq.economics",
+        description="What training costs, and what compression of gradients and activations would save.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = top.add_subparsers(dest="command", required=True, metavar="command")
+    every = Parser(add_help=False)
+    every.add_argument("--json", action="store_true", help="print JSON")
+
+    save = commands.add_parser(
+        "savings", parents=[every], help="step time, cost and saving with compressed gradients",
+        description="The first calculator of the book's page: data-parallel traffic alone, on one flat network.",
+    )  # fmt: skip
+    save.add_argument("--model", metavar="NAME", help="its number of parameters replaces --parameters-b")
+    save.add_argument("--baseline", choices=("bf16", "fp32"), help="replaces --base-bits")
+    for field in calculator.FIELDS["savings"]:
+        what = f"{field.label}{f', {field.unit}' if field.unit else ''}; default: {field.default:g}".replace("%", "%%")
+        save.add_argument(f"--{field.name.replace('_', '-')}", type=float, metavar="X", help=what)
+
+    hold = commands.add_parser("memory", parents=[every], help="memory of a GPU by part, and the largest micro-batch")
+    _shape_options(hold)
+    _layout_options(hold)
+    hold.add_argument("--gpu", default="h100-80gb", help="default: h100-80gb")
+    hold.add_argument("--reserve-gib", type=float, default=6.0, metavar="X", help="kept free; default: 6")
+    hold.add_argument("--activation-bits", type=int, metavar="N", help="also with activations in so many bits")
+    hold.add_argument("--state-bits", type=int, metavar="N", help="also with both moments in so many bits")
+
+    cost = commands.add_parser("cost", parents=[every], help="hours, dollars, electricity and carbon of a run")
+    _shape_options(cost)
+    _layout_options(cost)
+    _price_options(cost)
+    cost.add_argument("--gpu", default="h100-80gb", help="default: h100-80gb")
+    cost.add_argument(
+        "--network",
+        metavar="TIER",
+        help=f"one of {', '.join(hardware.tiers())}; default: what --provider states, else the GPU's own",
+    )
+    cost.add_argument("--tokens", type=float, required=True, metavar="X")
+    cost.add_argument("--price", type=float, metavar="USD", help="an hour and GPU, in place of --prices")
+    cost.add_argument("--gradient-bits", type=int, metavar="N", help="also with gradients in so many bits")
+    cost.add_argument("--region", default="us", help=f"one of {', '.join(energy.regions())}; default: us")
+    cost.add_argument("--checkpoint-gb-s", type=float, metavar="X", help="count failures, at this speed of checkpoints")
+    cost.add_argument("--samples", type=int, default=10_000, metavar="N", help="of the Monte-Carlo; default: 10000")
+    cost.add_argument("--seed", type=int, default=0, metavar="N")
+
+    even = commands.add_parser("breakeven", parents=[every], help="savings over share, link and overhead")
+    shares = [0.04, 0.1, 0.2, 0.3, 0.55]
+    what = "exposed data-parallel communication over the step, with bf16 on the reference link"
+    even.add_argument("--share", type=float, nargs="+", default=shares, metavar="F", help=what)
+    even.add_argument("--link", type=float, nargs="+", default=[400.0, 100.0, 25.0], metavar="GBIT")
+    even.add_argument("--overhead", type=float, nargs="+", default=[1.0, 1.05, 1.2, 2.0], metavar="K")
+    even.add_argument("--reference", type=float, default=400.0, metavar="GBIT", help="default: 400")
+    even.add_argument("--baseline", choices=("bf16", "fp32"), default="bf16", help="default: bf16")
+    even.add_argument("--bits", type=int, default=4, metavar="N", help="default: 4")
+    even.add_argument("--block", type=int, default=128, metavar="N", help="default: 128")
+
+    best = commands.add_parser(
+        "pareto", parents=[every], help="offers that nobody beats in time and money",
+        description="Each cluster runs the fastest layout that fits; takes about a second for each GPU type and size.",
+    )  # fmt: skip
+    _shape_options(best)
+    _price_options(best)
+    best.add_argument("--tokens", type=float, required=True, metavar="X")
+    best.add_argument("--batch", type=int, default=1024, metavar="N", help="sequences a step; default: 1024")
+    best.add_argument("--software", choices=generations(), default="megatron-core", help="default: megatron-core")
+    sizes, what = [64, 128, 256, 512], "sizes of the cluster; default: 64 128 256 512"
+    best.add_argument("--gpus", type=int, nargs="+", default=sizes, metavar="N", help=what)
+    what = "only offers whose source states their network; default: else the GPU's usual port is assumed"
+    best.add_argument("--stated-network", action="store_true", help=what)
+    best.add_argument("--all", action="store_true", help="also the offers that are beaten")
+
+    listed = commands.add_parser("prices", parents=[every], help="list prices, check a snapshot, take it in")
+    _price_options(listed)
+    listed.add_argument("--gpu", help="only this GPU; default: all")
+    listed.add_argument("--storage", action="store_true", help="prices of storage instead")
+    listed.add_argument("--check", type=Path, metavar="FILE", help="say what is wrong with a snapshot")
+    listed.add_argument(
+        "--import", dest="take_in", type=Path, metavar="FILE", help="add its rows to the file of prices"
+    )
+    return top
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = parser().parse_args(arguments)
+    try:
+        answer, lines = COMMANDS[given.command](given)
+    except (ValueError, TypeError, FileNotFoundError) as error:
+        print(f"python -m tq.economics {given.command}: {error}", file=sys.stderr)
+        return 2
+    print(json.dumps(answer, indent=1, allow_nan=False) if given.json else "\n".join(lines))
+    return 1 if answer.get("problems") else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -165,7 +165,7 @@ from importlib.machinery import PathFinder
 find = PathFinder.find_spec
 def find_unblocked(name, path=None, target=None):  # as if it were not installed: nothing is found
     return None if name.split(".")[0] in {blocked!r} else find(name, path, target)
-PathFinder.find_spec = find_unblocked
+PathFinder.find_spec = staticmethod(find_unblocked)  # some call it on an instance
 """
 
 

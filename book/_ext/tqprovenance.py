@@ -67,6 +67,13 @@ class Recording:
         return str(self.data.get("commit") or "unknown")[:10] + (" with changes" if self.data.get("dirty") else "")
 
     @property
+    def kept(self) -> str:
+        """What it took over from an earlier commit, or nothing."""
+        if not (kept := self.data.get("kept")):
+            return ""
+        return f", {kept['runs']} runs from {kept['commit'][:10]} ({kept['anew']} of {kept['of']} run anew: same bits)"
+
+    @property
     def device_name(self) -> str:
         return str(self.data.get("device_name") or self.data.get("device") or "device unknown")
 
@@ -136,7 +143,7 @@ class Page:
         if found is None:
             missing = badge("no results recorded", "tq-not-measured")
             return self._small(view, [html.escape(device), f"profile {profile}", missing, command]), None
-        parts = [html.escape(found.device_name), f"profile {profile}", found.date, f"commit {found.commit}"]
+        parts = [html.escape(found.device_name), f"profile {profile}", found.date, f"commit {found.commit}{found.kept}"]
         name = self._identify(found, kind, attributes, body, png)
         links = []
         if name is not None:

@@ -34,6 +34,47 @@ def test_outcomes_come_in_order_and_only_once(tmp_path: Path, monkeypatch: pytes
         tasks.outcomes(train, runs, tmp_path)
 
 
+def test_outcomes_of_an_earlier_commit_count_after_a_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = [{**SHORT, "seed": seed} for seed in range(3)]
+    with monkeypatch.context() as patched:
+        patched.setattr(tasks, "module_hash", lambda *_: "former sources")
+        former = tasks.outcomes(train, runs, tmp_path, jobs=1)
+    monkeypatch.setattr(tasks, "_sources_at", lambda *_: "former sources")
+    spoilt = next(path for path in tmp_path.glob("*.pt") if torch.load(path)["valid"] == former[0]["valid"])
+    good = spoilt.read_bytes()
+    torch.save({**former[0], "valid": former[0]["valid"] + 1e-12}, spoilt)
+    with pytest.raises(RuntimeError, match='another outcome than that of 0123456789: .*"seed": 0'):
+        tasks.keep(train, runs, tmp_path, "0123456789abcdef", jobs=1)
+    assert not tasks.kept(train, runs, tmp_path, "cpu") and len(list(tmp_path.glob("*.pt"))) == 4
+    spoilt.write_bytes(good)
+    (tmp_path / f"{tasks._key(train, runs[0], 'cpu')}.pt").unlink()
+    tasks.keep(train, runs, tmp_path, "0123456789abcdef", jobs=1)
+    assert tasks.kept(train, runs, tmp_path, "cpu") == [{"commit": "0123456789abcdef", "anew": 1, "of": 3}] * 2
+    monkeypatch.setattr(tasks, "_compute", None)
+    again = tasks.outcomes(train, runs, tmp_path, jobs=1)
+    assert [a["valid"] for a in again] == [a["valid"] for a in former]
+
+
+def test_the_sources_of_a_commit_are_those_of_its_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in ("tq", "kernels", "notebooks"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "_toc.yml").write_text("")
+    (tmp_path / "tq" / "__init__.py").write_text("")
+    (tmp_path / "tq" / "model.py").write_text("from tq import layer\n")
+    (tmp_path / "tq" / "layer.py").write_text("FACTOR = 1\n")
+    (tmp_path / "kernels" / "cpu.py").write_text("")
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=e@example.org"]
+    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
+        subprocess.run([*git, *command], check=True)
+    monkeypatch.setenv("TQ_BOOK_ROOT", str(tmp_path))
+    first = tasks.module_hash("tq.model")
+    (tmp_path / "tq" / "layer.py").write_text("FACTOR = 2\n")
+    assert tasks.module_hash("tq.model") != first
+    assert tasks._sources_at("HEAD", "tq.model", "cpu") == first
+    with pytest.raises(ValueError, match="commit='nowhere'"):
+        tasks._sources_at("nowhere", "tq.model", "cpu")
+
+
 def test_a_failing_task_keeps_the_others(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="must divide batch=2"):
         tasks.outcomes(train, [SHORT, {**SHORT, "workers": 3}], tmp_path, jobs=1)

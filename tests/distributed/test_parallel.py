@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from tests.distributed.helpers import values
 from tq import Codec
@@ -36,27 +37,36 @@ def run(rank: int, ranks: int) -> dict[str, Any]:
     return found
 
 
-def at_two_sites(rank: int, ranks: int) -> dict[str, Any]:
+def at_two_sites(rank: int, ranks: int, inside: str) -> dict[str, Any]:
     corpus = load("stdlib", max_bytes=200_000)
     trainer = ParallelTrainer(
-        GPT(PRESETS["tiny"]), corpus, CONFIG, "diloco", Codec(4), diloco={"every": 3}, sites=[0, 1, 0, 1]
+        GPT(PRESETS["tiny"]), corpus, CONFIG, "diloco", Codec(4), diloco={"every": 3}, sites=[0, 1, 0, 1], inside=inside
     )
     same = []
     for _ in range(6):
         trainer.step()
-        crc = torch.tensor([zlib.crc32(torch.cat([p.detach().flatten() for p in trainer.model.parameters()]).numpy())])
+        whole = [
+            p.full_tensor() if isinstance(p, DTensor) else p for p in map(torch.detach, trainer.model.parameters())
+        ]
+        crc = torch.tensor([zlib.crc32(torch.cat([p.flatten() for p in whole]).numpy())])
         everyone = [torch.empty_like(crc) for _ in range(ranks)]
         dist.all_gather(everyone, crc)
         same.append([int(c) for c in everyone])
-    with pytest.raises(ValueError, match="sites must put the 4 ranks at sites of one size"):
-        ParallelTrainer(GPT(PRESETS["tiny"]), corpus, CONFIG, "diloco", diloco={"every": 3}, sites=[0, 0, 0, 1])
-    return {"same": same}
+    assert trainer.outer is not None
+    for bad, said in (([0, 0, 0, 1], "sites must put the 4 ranks at sites of one size"), ([0, 1, 0, 1], "inside must")):
+        with pytest.raises(ValueError, match=said):
+            how = "ddp" if bad[1] == 0 else "zero"
+            ParallelTrainer(GPT(PRESETS["tiny"]), corpus, CONFIG, "diloco", sites=bad, inside=how)
+    return {"same": same, "held_out": trainer.evaluate(2)}
 
 
-def test_sites_agree_inside_always_and_across_in_turn(tmp_path: Path) -> None:
-    for step, crcs in enumerate(values(4, tmp_path, at_two_sites)[0]["same"], start=1):
+@pytest.mark.parametrize("inside", ["ddp", "fsdp"])
+def test_sites_agree_inside_always_and_across_in_turn(inside: str, tmp_path: Path) -> None:
+    found = values(4, tmp_path, at_two_sites, inside)
+    for step, crcs in enumerate(found[0]["same"], start=1):
         assert crcs[0] == crcs[2] and crcs[1] == crcs[3]
         assert (crcs[0] == crcs[1]) == (step % 3 == 0)
+    assert len({rank["held_out"] for rank in found}) == 1
 
 
 def test_ranks_follow_the_run_of_one_process(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ Others' methods run as their authors ship them: PyTorch's hooks for ``Distribute
 weight, as DDP would hand it to them.
 """
 
+import copy
+import json
 import statistics
 import time
 import zlib
@@ -143,48 +145,67 @@ def coding(numel: int, bits: int = 4, repeats: int = 7) -> dict[str, float]:
 
 
 _training: dict[str, ParallelTrainer] = {}
+_starts: dict[str, dict[str, Any]] = {}
 
 
-def training(
-    how: str = "ddp", bits: int | None = None, hook: str | None = None, steps: int = 20, total: int = 1000,
-    preset: str = "1m", batch: int = 8, lr: float = 2e-3, seed: int = 0, max_bytes: int = 4_000_000,
-    alone: bool = False, diloco: dict[str, Any] | None = None, evaluate: int = 0,
-) -> dict[str, Any]:  # fmt: skip
-    """The next steps of a training run; the first call with other arguments than the last starts another run.
+def _trainer(
+    how: str = "ddp", bits: int | None = None, hook: str | None = None, total: int = 400, preset: str = "1m",
+    batch: int = 8, lr: float = 4e-3, seed: int = 0, shared: int = 0, max_bytes: int = 4_000_000,
+    bucket_mb: float = 25.0, diloco: dict[str, Any] | None = None, sites: list[int] | None = None,
+) -> ParallelTrainer:  # fmt: skip
+    config = TrainConfig(steps=total, batch=batch, lr=lr, seed=seed)
+    hooks = {"bf16": (None, bf16), "powersgd": (_powersgd(), powerSGD_hook.powerSGD_hook)}
+    made = ParallelTrainer(
+        GPT(PRESETS[preset], seed), load("stdlib", max_bytes=max_bytes), config, how,
+        None if bits is None else Codec(bits), hook=None if hook is None else hooks[hook], diloco=diloco,
+        bucket_mb=bucket_mb, sites=sites,
+    )  # fmt: skip
+    if shared:
+        if how == "diloco":
+            raise ValueError("shared: a run of DiLoCo starts from its first step")
+        key = repr((how, total, preset, batch, lr, seed, shared, max_bytes))
+        if key not in _starts:
+            first = _trainer(how, None, None, total, preset, batch, lr, seed, 0, max_bytes)
+            first.train(shared, progress=False)
+            _starts.clear()
+            _starts[key] = copy.deepcopy(first.state_dict())
+        made.load_state_dict(copy.deepcopy(_starts[key]))
+    return made
+
+
+def training(run: dict[str, Any], steps: int, every: int = 0, batches: int = 4, alone: bool = False) -> dict[str, Any]:
+    """The next steps of a training run; the first call with another run than the last starts that one.
 
     Arguments:
-        how, bits: of ``ParallelTrainer``; hook: "bf16" or "powersgd", for DDP.
-        steps: to take in this call, of ``total`` that the schedule of the learning rate knows.
+        run: how, bits, diloco, sites, bucket_mb: as of ``ParallelTrainer``; hook: "bf16" or "powersgd", for DDP; total:
+            steps that the schedule of the learning rate knows; preset, batch, lr, seed, max_bytes: of model and data;
+            shared: steps that it takes with exact means before, together with other runs of its seed.
+        every: held-out loss after each so many steps, in nats, from so many ``batches``.
         alone: without any exchange, for the time of the computation.
-        evaluate: batches of held-out data after the steps.
 
-    Returns: seconds of each step; sent: bytes at the interface; losses: mean over the ranks of every step so far;
-    valid: held-out loss in nats, if asked for.
+    Returns: seconds of each step; sent: bytes of this rank at the interface for a step; losses: mean over the ranks of
+    every step so far; valid: [steps done, held-out loss] in turn.
     """
-    key = repr((how, bits, hook, total, preset, batch, lr, seed, max_bytes, sorted((diloco or {}).items())))
+    key = json.dumps(run, sort_keys=True)
     if key not in _training:
         _training.clear()
-        hooks = {"bf16": (None, bf16), "powersgd": (_powersgd(), powerSGD_hook.powerSGD_hook)}
-        config = TrainConfig(steps=total, batch=batch, lr=lr, seed=seed)
-        corpus = load("stdlib", max_bytes=max_bytes)
-        _training[key] = ParallelTrainer(
-            GPT(PRESETS[preset], seed), corpus, config, how, None if bits is None else Codec(bits),
-            hook=None if hook is None else hooks[hook], diloco=diloco,
-        )  # fmt: skip
+        _training[key] = _trainer(**run)
     trainer = _training[key]
     wrapped = trainer.forward
     trainer.forward = trainer.model if alone else wrapped
     seconds: list[float] = []
+    valid: list[list[float]] = []
+    sent = 0
     dist.barrier()
-    before = _sent_bytes()
     try:
         for _ in range(steps):
-            start = time.perf_counter()
+            before, start = _sent_bytes(), time.perf_counter()
             trainer.step()
             seconds.append(time.perf_counter() - start)
+            sent += _sent_bytes() - before
+            if every and trainer.steps_done % every == 0:
+                valid.append([trainer.steps_done, trainer.evaluate(batches)])
     finally:
         trainer.forward = wrapped
     dist.barrier()
-    sent = _sent_bytes() - before
-    valid = trainer.evaluate(evaluate) if evaluate else None
     return {"seconds": seconds, "sent": sent / max(1, steps), "losses": trainer.mean_losses(), "valid": valid}

@@ -196,6 +196,12 @@ PEERS: dict[str, Builder] = {
 }
 
 
+def hush() -> None:
+    """From here on packages say nothing of themselves: no warnings, no logs below errors."""
+    logging.disable(logging.WARNING)
+    warnings.filterwarnings("ignore")
+
+
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Without what peers and compilers say of themselves at their start; exceptions pass."""

@@ -61,6 +61,14 @@ def commit() -> tuple[str | None, bool | None]:
     return head, None if changes is None else bool(changes)
 
 
+def full_commit(name: str) -> str:
+    """The full name of a commit; ValueError where there is none of that name."""
+    found = _git("rev-parse", "--verify", "--quiet", f"{name}^{{commit}}")
+    if found is None:
+        raise ValueError(f"commit={name!r}: git knows no commit of that name here")
+    return found
+
+
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages that decide a result; what is not installed is left out."""
     found = {"python": platform.python_version()}

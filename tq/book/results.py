@@ -14,6 +14,7 @@ import hashlib
 import io
 import json
 import math
+import os
 import re
 import sys
 import time
@@ -26,6 +27,7 @@ from tq.book.figuredata import as_csv, rows
 from tq.book.provenance import commit, device_name, resolve_device, versions
 from tq.book.sources import source_hash
 
+KEEP = "TQ_KEEP"  # in the environment: a commit whose outcomes of tasks may count, as `reproduce --keep` sets it
 DATA_OF = "figure-"  # begins the name of the table that holds what a figure plots
 SPREADS = ("none", "quartiles", "ci95", "range")
 _KEY = re.compile(r"[a-z0-9_./-]+")
@@ -244,9 +246,17 @@ class Chapter:
     ) -> list[Any]:
         """``function(task, device=...)`` of every task, kept as ``tq.book.tasks`` says: longer than pieces."""
         from tq.book import runs
-        from tq.book.tasks import outcomes
+        from tq.book.tasks import keep, kept, outcomes
 
-        return outcomes(function, tasks, runs.tasks(self.name, self.device, self.profile), self.device, jobs)
+        folder = runs.tasks(self.name, self.device, self.profile)
+        if os.environ.get(KEEP):
+            keep(function, tasks, folder, os.environ[KEEP], self.device, jobs)
+        found = outcomes(function, tasks, folder, self.device, jobs)
+        marks = kept(function, tasks, folder, self.device)
+        if marks:
+            before = self._provenance.get("kept", {"runs": 0})["runs"]
+            self._provenance["kept"] = {**marks[0], "runs": before + len(marks)}
+        return found
 
 
 def chapter(

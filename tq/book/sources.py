@@ -258,9 +258,13 @@ def source_hash(notebook: Path | str, device: str | None = None) -> str:
     return digest.hexdigest()
 
 
-def module_hash(module: str, device: str | None = None) -> str:
-    """SHA-256 over a module of ``tq`` and everything that it imports from the project; device: as ``source_hash``."""
-    root, reached = paths.root(), _Dependencies(paths.root())
+def module_hash(module: str, device: str | None = None, root: Path | None = None) -> str:
+    """SHA-256 over a module of ``tq`` and everything that it imports from the project; device: as ``source_hash``.
+
+    root: of another tree than this one.
+    """
+    root = paths.root() if root is None else root
+    reached = _Dependencies(root)
     reached.module(module)
     for kernel in ELSEWHERE.get(device or "", ()):
         reached.files.discard(root / "kernels" / f"{kernel}.py")

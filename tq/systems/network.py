@@ -17,6 +17,7 @@ import math
 from dataclasses import dataclass
 
 FP32 = 4.0
+PIECE = 1 << 22  # numbers that tq.train.exchange sends at a time
 
 
 @dataclass(frozen=True)
@@ -83,15 +84,15 @@ def ring_s(numbers: float, ranks: int, link: Link, number_bytes: float = FP32, h
 
 
 def two_leg_s(
-    numbers: float, ranks: int, link: Link, bits: float, coder: Coder = Coder(), piece: float = 1 << 20
+    numbers: float, ranks: int, link: Link, bits: float, coder: Coder = Coder(), piece: float = PIECE
 ) -> float:
-    """The compressed all-reduce, in pieces of so many numbers."""
+    """The compressed all-reduce, in pieces of so many numbers; a rank starts n - 1 messages in each leg."""
     share = 1 / ranks
     coded = numbers * (1 / coder.encode + 1 / coder.accumulate + share / coder.encode + 1 / coder.decode)
     wire = link.seconds(two_leg_bytes(numbers, ranks, bits))
     pieces = max(1, math.ceil(numbers / piece))
-    # 2 rounds a piece, of which those of one piece are not hidden behind the others
-    return max(wire, coded) + min(wire, coded) / pieces + 2 * link.alpha_s * (1 if ranks > 1 else 0)
+    # of the rounds, those of one piece are not hidden behind the others
+    return max(wire, coded) + min(wire, coded) / pieces + 2 * (ranks - 1) * link.alpha_s
 
 
 def all_gather_s(numbers: float, ranks: int, link: Link, bits: float, coder: Coder = Coder()) -> float:
@@ -101,7 +102,7 @@ def all_gather_s(numbers: float, ranks: int, link: Link, bits: float, coder: Cod
 
 
 def crossover_bytes_per_s(
-    numbers: float, ranks: int, bits: float, coder: Coder, *, number_bytes: float = FP32, piece: float = 1 << 20,
+    numbers: float, ranks: int, bits: float, coder: Coder, *, number_bytes: float = FP32, piece: float = PIECE,
     alpha_s: float = 0.0,
 ) -> float:  # fmt: skip
     """Rate of the link above which the plain ring is faster than the compressed all-reduce; inf where it never is."""

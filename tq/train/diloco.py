@@ -68,12 +68,14 @@ class DiLoCo:
         mix: weight of the replica's own weights when the new ones arrive; None: 0 without delay, else 1/2.
         feedback: what coding lost is added to the next pseudo-gradient (of a fragment).
         group: of the replicas; None: all ranks, or none where there is no process group.
+        inside: of the ranks that hold the same weights as this one, a replica together: the first of them exchanges for
+            all, so that a link between sites carries everything once.
     """
 
     def __init__(
         self, parameters: Iterable[Tensor], every: int = 32, codec: Codec | Codecs | None = None, *, lr: float = 0.7,
         momentum: float = 0.9, fragments: int = 1, delay: int = 0, mix: float | None = None, feedback: bool = False,
-        group: dist.ProcessGroup | None = None,
+        group: dist.ProcessGroup | None = None, inside: dist.ProcessGroup | None = None,
     ) -> None:  # fmt: skip
         chosen = [p for p in parameters if p.requires_grad]
         if not 1 <= fragments <= len(chosen):
@@ -89,7 +91,7 @@ class DiLoCo:
         self.every, self.delay, self.lr, self.momentum = every, delay, lr, momentum
         self.codecs = (codec, codec) if isinstance(codec, Codec) else codec
         self.mix = (0.5 if delay else 0.0) if mix is None else mix
-        self.feedback, self.group = feedback, group
+        self.feedback, self.group, self.inside = feedback, group, inside
         self.fragments = [_Fragment(part) for part in _split(chosen, fragments)]
         self.simulated: tuple[int, int] | None = None  # (rank, ranks) among replicas of one process
         self.steps_done, self.bytes_sent = 0, 0.0
@@ -110,6 +112,8 @@ class DiLoCo:
         for fragment, asked in self.ask():
             if not together:
                 simulate([asked])
+            elif self.inside is not None and dist.get_rank(self.inside):
+                pass  # the first rank of the site asks the others
             elif self.delay:
                 fragment.work = background(asked, self.group)
             else:
@@ -143,6 +147,8 @@ class DiLoCo:
                 if fragment.work is not None:
                     fragment.work.wait()
                 mean = fragment.asked.x
+                if self.inside is not None:
+                    dist.broadcast(mean, group=self.inside, group_src=0)
                 fragment.errors = fragment.asked.errors
                 fragment.momentum.mul_(self.momentum).add_(mean)
                 fragment.agreed.sub_(mean.add(fragment.momentum, alpha=self.momentum), alpha=self.lr)

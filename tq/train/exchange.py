@@ -200,63 +200,107 @@ def encode_mean(parts: Sequence[Code], out: Code, error: Tensor | None = None) -
     return error
 
 
+class _Leg:
+    """A message from this rank for every rank, and one from every rank for this one: rows of uint8 tensors.
+
+    Between hosts (gloo) all receives are asked for before anything is sent: the request travels on the connection that
+    carries this rank's own messages, and behind these it would wait until they have crossed the link, one way after the
+    other. On GPUs the collective of the library does it.
+    """
+
+    def __init__(self, rows: int, nbytes: int, device: torch.device, group: dist.ProcessGroup | None, tag: int) -> None:
+        self.group, self.tag, self.rank = group, tag, dist.get_rank(group)
+        self.received = torch.empty(rows, nbytes, dtype=torch.uint8, device=device)
+        self.held: list[Tensor] = []  # until they have been sent
+        self.works: list[Any] = []
+        if device.type == "cpu":
+            others = [r for r in range(rows) if r != self.rank]
+            self.works = [dist.irecv(self.received[r], group=group, group_src=r, tag=tag) for r in others]
+
+    def turns(self) -> list[int]:
+        """The ranks, each rank beginning with another and ending with itself."""
+        ranks = len(self.received)
+        return [(self.rank + turn) % ranks for turn in range(1, ranks + 1)]
+
+    def send(self, rank: int, message: Tensor) -> None:
+        if rank == self.rank:
+            self.received[rank].copy_(message)
+        else:
+            self.works.append(dist.isend(message, group=self.group, group_dst=rank, tag=self.tag))
+            self.held.append(message)
+
+    def wait(self) -> Tensor:
+        """The messages uint8 [ranks, bytes], in the order of the ranks."""
+        for work in self.works:
+            work.wait()
+        self.works, self.held = [], []
+        return self.received
+
+
 class _Piece:
     """One piece of a tensor on its way to becoming the mean. The codecs propagate what is not finite."""
 
     def __init__(
         self, x: Tensor, codecs: Codecs, key: Key, group: dist.ProcessGroup | None,
-        errors: tuple[Tensor | None, Tensor | None],
+        errors: tuple[Tensor | None, Tensor | None], tag: int = 0,
     ) -> None:  # fmt: skip
-        self.x, self.group, self.errors = x, group, errors
+        self.x, self.group, self.errors, self.tag = x, group, errors, tag
         ranks, self.rank = dist.get_world_size(group), dist.get_rank(group)
         self.firsts, self.second = [codecs[0].derive(*key, 1, r) for r in range(ranks)], codecs[1].derive(*key, 2)
         self.room = chunk_of(x.numel(), codecs[0].block, 0, ranks)[1]  # blocks: no other chunk is larger
         self.lengths = [chunk_numel(x.numel(), codecs[0].block, r, ranks) for r in range(ranks)]
-        self.work: Any = None
 
     def send(self) -> None:
-        """Encodes a chunk for every rank and sends them off."""
-        codec = self.firsts[self.rank]
-        self.sent = torch.empty(
-            len(self.lengths), message_bytes(codec, self.room), dtype=torch.uint8, device=self.x.device
-        )
-        owed: list[Tensor | None] = []
-        errors = [None] * len(self.lengths) if self.errors[0] is None else self.errors[0].split(self.lengths)
-        for chunk, message, error in zip(self.x.split(self.lengths), self.sent, errors, strict=True):
-            out = view_code(codec, message, self.room, chunk.numel(), chunk.dtype)
-            owed.append(encode_owing(codec, chunk, out, error) if chunk.numel() else error)
+        """Encodes a chunk for every rank and sends it off."""
+        ranks, codec, on = len(self.lengths), self.firsts[self.rank], self.x.device
+        sizes = [message_bytes(chosen, self.room) for chosen in (codec, self.second)]
+        self.legs = [_Leg(ranks, size, on, self.group, 2 * self.tag + leg) for leg, size in enumerate(sizes)]
+        sent = torch.empty(ranks, sizes[0], dtype=torch.uint8, device=on)
+        chunks, owed = self.x.split(self.lengths), [torch.empty(0)] * ranks
+        errors = [None] * ranks if self.errors[0] is None else self.errors[0].split(self.lengths)
+        for r in self.legs[0].turns():
+            out = view_code(codec, sent[r], self.room, self.lengths[r], self.x.dtype)
+            if self.lengths[r]:
+                left = encode_owing(codec, chunks[r], out, errors[r])
+                owed[r] = owed[r] if left is None else left
+            if not self.x.is_cuda:
+                self.legs[0].send(r, sent[r])
+        if self.x.is_cuda:
+            self.legs[0].works.append(
+                dist.all_to_all_single(self.legs[0].received, sent, group=self.group, async_op=True)
+            )
+            self.legs[0].held.append(sent)
         if self.errors[0] is not None:
-            self.errors = torch.cat([part for part in owed if part is not None]), self.errors[1]
-        self.received = torch.empty_like(self.sent)
-        self.work = dist.all_to_all_single(self.received, self.sent, group=self.group, async_op=True)
+            self.errors = torch.cat([part.to(on) for part in owed]), self.errors[1]
 
     def average(self) -> None:
         """Averages the chunks that the others sent, and sends all the result."""
-        self.work.wait()
-        numel = self.lengths[self.rank]
-        mine = torch.empty(message_bytes(self.second, self.room), dtype=torch.uint8, device=self.x.device)
+        received, leg, numel = self.legs[0].wait(), self.legs[1], self.lengths[self.rank]
+        mine = torch.empty(leg.received.shape[1], dtype=torch.uint8, device=self.x.device)
         if numel:
             parts = [
                 view_code(codec, message, self.room, numel, torch.float32)
-                for codec, message in zip(self.firsts, self.received, strict=True)
+                for codec, message in zip(self.firsts, received, strict=True)
             ]
             out = view_code(self.second, mine, self.room, numel, torch.float32)
             self.errors = self.errors[0], encode_mean(parts, out, self.errors[1])
-        self.sent = mine  # held until it has been sent
-        self.received = torch.empty(len(self.lengths), mine.numel(), dtype=torch.uint8, device=self.x.device)
-        self.work = all_gather(self.received.view(-1), mine, group=self.group, async_op=True)
+        if self.x.is_cuda:
+            leg.works.append(all_gather(leg.received.view(-1), mine, group=self.group, async_op=True))
+            leg.held.append(mine)
+        else:
+            for r in leg.turns():
+                leg.send(r, mine)
 
     def receive(self, watched: bool) -> set[int]:
         """Writes the mean into the piece; where watched, the ranks whose part was not finite (-1: only the mean)."""
-        self.work.wait()
         culprits: set[int] = set()
-        for chunk, message in zip(self.x.split(self.lengths), self.received, strict=True):
+        for chunk, message in zip(self.x.split(self.lengths), self.legs[1].wait(), strict=True):
             if chunk.numel():
                 code = view_code(self.second, message, self.room, chunk.numel(), chunk.dtype)
                 self.second.decode(code, out=chunk)
                 if watched and not torch.isfinite(code.scales.sum()):
                     culprits |= {int(rank) - 1 for rank in code.payload[code.scales.isnan(), 0]}
-        del self.sent, self.received
+        self.legs.clear()
         return culprits
 
 
@@ -270,11 +314,9 @@ def mean_over(
     """
     first, second = (dataclasses.replace(codec, nonfinite="propagate") for codec in codecs)
     step = max(1, piece // first.block) * first.block
-    pieces = [
-        _Piece(x[start : start + step], (first, second), key, group, (None, None))
-        for x, key in tensors
-        for start in range(0, x.numel(), step)
-    ]
+    parts = [(x[start : start + step], key) for x, key in tensors for start in range(0, x.numel(), step)]
+    # of four tags in turn, as three pieces travel at a time
+    pieces = [_Piece(x, (first, second), key, group, (None, None), number % 4) for number, (x, key) in enumerate(parts)]
     with guarded(group):
         what = ", ".join(f"{x.numel()} x {x.dtype}" for x, _ in tensors[:8]).replace("torch.", "")
         agree(f"{codecs[0]} for {what}", tensors[0][0].device, group)

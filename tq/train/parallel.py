@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
@@ -36,9 +37,10 @@ class ParallelTrainer(Trainer):
         codec: of gradients or pseudo-gradients; None sends fp32.
         hook: (state, function) for DDP in place of the codec's: another communication hook.
         diloco: further arguments of ``DiLoCo``.
-        sites: number of the site of each rank, for "diloco": inside a site ranks train by DDP, in fp32; replicas are
-            the sites, and ranks of the same place at theirs exchange pseudo-gradients. All sites have as many ranks.
+        sites: number of the site of each rank, for "diloco": replicas are the sites. All sites have as many ranks.
             None: every rank is a site.
+        inside: how ranks of a site train, in fp32: "ddp", or "fsdp", where ranks of the same place at their sites
+            exchange the pseudo-gradients of their shards.
 
     ``losses`` holds this rank's losses; ``mean_losses`` those of all ranks.
     """
@@ -47,18 +49,24 @@ class ParallelTrainer(Trainer):
         self, model: GPT, corpus: Corpus, config: TrainConfig, how: str = "ddp", codec: Codec | None = None, *,
         device: torch.device | str = "cpu", optimizer: Callable[[list[dict[str, Any]]], Optimizer] | None = None,
         hook: tuple[Any, Callable[..., Any]] | None = None, diloco: dict[str, Any] | None = None,
-        bucket_mb: float = 25.0, sites: Sequence[int] | None = None,
+        bucket_mb: float = 25.0, sites: Sequence[int] | None = None, inside: str = "ddp",
     ):  # fmt: skip
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         if how not in HOWS:
             raise ValueError(f"how must be one of {', '.join(HOWS)}, got {how!r}")
         if config.batch % (self.ranks * config.accumulate):
             raise ValueError(f"{self.ranks} ranks times accumulate={config.accumulate} must divide {config.batch}")
+        if inside not in HOWS[:2]:
+            raise ValueError(f"inside must be one of {', '.join(HOWS[:2])}, got {inside!r}")
         model = model.to(device)
-        if how == "fsdp":
+        site, across = None, None
+        if how == "diloco":
+            site, across = self._site_groups(list(range(self.ranks)) if sites is None else list(sites))
+        if how == "fsdp" or (site is not None and inside == "fsdp"):
+            mesh = None if site is None else DeviceMesh.from_group(site, torch.device(device).type)
             for unit in (*model.blocks, model):
-                fully_shard(unit)
-                if codec is not None:
+                fully_shard(unit, mesh=mesh)
+                if codec is not None and site is None:
                     unit.set_custom_reduce_scatter(self._reduce_scatter(codec))
         super().__init__(model, corpus, config, device, optimizer)
         self.outer: DiLoCo | None = None
@@ -69,11 +77,13 @@ class ParallelTrainer(Trainer):
             if hook is not None:
                 wrapped.register_comm_hook(*hook)
             self.forward = wrapped
-        elif how == "diloco":
-            inside, across = self._site_groups(list(range(self.ranks)) if sites is None else list(sites))
-            if dist.get_world_size(inside) > 1:
-                self.forward = DistributedDataParallel(model, process_group=inside, gradient_as_bucket_view=True)
-            self.outer = DiLoCo(model.parameters(), codec=codec, group=across, **(diloco or {}))
+        elif site is not None:
+            together = inside == "ddp" and dist.get_world_size(site) > 1
+            if together:
+                self.forward = DistributedDataParallel(model, process_group=site, gradient_as_bucket_view=True)
+            self.outer = DiLoCo(
+                model.parameters(), codec=codec, group=across, inside=site if together else None, **(diloco or {})
+            )
 
     def _site_groups(self, sites: list[int]) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
         """(this rank's site, the ranks of its place at all sites)."""

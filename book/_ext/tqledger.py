@@ -1,6 +1,7 @@
 """Sphinx roles and directives of the claims ledger; all verdicts come from `tq.book.claims`, none is typed.
 
     {claim}`S0-001`          link to the ledger's row, with the verdict as tooltip
+    {verdict}`S0-001`        the verdict itself as such a link, for tables that set it beside a claim
     ```{verdict-counts}      how many claims have which verdict, as links into the ledger
     ```{ledger}              every claim: a plain HTML table with an anchor a row; ledger.js adds filters where it runs
     ```{verdict-changes}     verdicts that changed since they were first recorded
@@ -52,8 +53,9 @@ def inputs() -> list[str]:
     """Files whose change means that verdicts may have changed."""
     root = paths.root()
     rules = [Path(module.__file__ or "") for module in (claims, ledger)]
-    rules.append(rules[0].with_name("arithmetic.py"))
-    data = [root / "data" / "claims.csv", root / "data" / "verdicts.json"]
+    rules += [rules[0].with_name("arithmetic.py"), *sorted(rules[0].parent.glob("*_claims.py"))]
+    data = [root / "data" / name for name in ("claims.csv", "verdicts.json", "sources.csv", "references.csv")]
+    data = [path for path in data if path.is_file()]
     return [str(p) for p in [*data, *rules, *sorted(root.glob("data/results/*/full/*.json"))]]
 
 
@@ -94,20 +96,27 @@ def home(env: BuildEnvironment) -> str | None:
 # --- reading --------------------------------------------------------------------------------------------------
 
 
-def cite(env: BuildEnvironment, name: str) -> claim_node:
+def cite(env: BuildEnvironment, name: str, show: str = "id") -> claim_node:
+    """show: "id" or "verdict"."""
     cited(env).setdefault(env.docname, set()).add(name)
     for path in inputs():
         env.note_dependency(path)
-    return claim_node(name, name, claim=name)
+    return claim_node(name, name, claim=name, show=show)
 
 
 class ClaimRole(SphinxRole):
+    show = "id"
+
     def run(self) -> tuple[list[nodes.Node], list[nodes.system_message]]:
         name = self.text.strip()
         if name not in book(self.env.app).claims:
             logger.warning("claim: the ledger has no %r", name, location=self.get_location(), type="tqledger")
             return [nodes.problematic(self.rawtext, f"[no claim {name}]")], []
-        return [cite(self.env, name)], []
+        return [cite(self.env, name, self.show)], []
+
+
+class VerdictRole(ClaimRole):
+    show = "verdict"
 
 
 class CiteInText(SphinxTransform):
@@ -168,11 +177,12 @@ def resolve(app: Sphinx, doctree: nodes.document, page: str) -> None:
     for node in list(doctree.findall(claim_node)):
         verdict = book(app).verdicts[node["claim"]]
         title = f"{verdict.verdict}: {verdict.condition}"
+        shown = verdict.verdict if node["show"] == "verdict" else node["claim"]
         if where is None:
-            node.replace_self(nodes.inline("", node["claim"], classes=["tq-claim"]))
+            node.replace_self(nodes.inline("", shown, classes=["tq-claim"]))
             continue
         uri = f"{link(where) if page != where else ''}#claim-{node['claim']}"
-        reference = nodes.reference("", node["claim"], refuri=uri, reftitle=title, internal=True, classes=["tq-claim"])
+        reference = nodes.reference("", shown, refuri=uri, reftitle=title, internal=True, classes=["tq-claim"])
         node.replace_self(reference)
     for place in list(doctree.findall(ledger_node)):
         if place["what"] == "ledger":
@@ -215,6 +225,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     for node in (claim_node, ledger_node):
         app.add_node(node)
     app.add_role("claim", ClaimRole())
+    app.add_role("verdict", VerdictRole())
     app.add_directive("ledger", LedgerDirective)
     app.add_directive("verdict-counts", CountsDirective)
     app.add_directive("verdict-changes", ChangesDirective)

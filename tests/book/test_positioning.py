@@ -77,10 +77,10 @@ def test_a_measured_cell_reads_its_result_and_waits_for_it(root: Path) -> None:
     assert {cell.state for cell in wire().values()} == {positioning.WAITING}
     put(root, {})
     assert {name: cell.short for name, cell in wire().items()} == {
-        "wire": "4.25 bits", "ratio_fp32": "7.53×", "ratio_bf16": "3.76×",
+        "wire": "4.25", "ratio_fp32": "7.53×", "ratio_bf16": "3.76×",
     }  # fmt: skip
     put(root, {"sent/gradient-4-4": 8.0})
-    assert {cell.short for cell in wire().values()} == {"8 bits", "4×", "2×"}
+    assert {cell.short for cell in wire().values()} == {"8", "4×", "2×"}
 
 
 def test_cited_cells_keep_their_address_and_the_unknown_stay_unknown(root: Path) -> None:

@@ -26,15 +26,15 @@ MEASURED, CITED, NOT_APPLICABLE, NOT_KNOWN, WAITING = (
 STATES = (MEASURED, CITED, WAITING, NOT_KNOWN, NOT_APPLICABLE)
 # property -> (heading, how a number of it is written)
 PROPERTIES = {
-    "wire": ("on the wire", "{:.3g} bits"),
+    "wire": ("bits a number\non the wire", "{:.3g}"),
     "ratio_fp32": ("fewer bytes\nthan fp32", "{:.3g}×"),
     "ratio_bf16": ("fewer bytes\nthan bf16", "{:.3g}×"),
     "collective": ("collective", "{:.3g}×"),
-    "loss_gap": ("loss gap", "{:+.3f} nats"),
-    "speed_up": ("step time\nor speed-up", "{:.3g}×"),
-    "state": ("state, drift\nof replicas", "{:.2g} drift"),
+    "loss_gap": ("loss gap,\nnats", "{:+.3f}"),
+    "speed_up": ("speed-up;\nstep time", "{:.3g}×"),
+    "state": ("state kept;\ndrift", "{:.2g}"),
     "memory": ("memory", "{:.3g}×"),
-    "code": ("code that runs", "{:g}"),
+    "code": ("code\nthat runs", "{:g}"),
 }
 BASES = {"ratio_fp32": 32.0, "ratio_bf16": 16.0}
 
@@ -52,7 +52,7 @@ class Cell:
 
 
 def _short(figure: str, unit: str) -> str:
-    sign = {"x": "×", "%": " %"}.get(unit, f" {unit}")
+    sign = {"x": "×", "%": " %", "bits": ""}.get(unit, f" {unit}")
     return f"{figure.replace('-', '–')}{sign}" if figure else "text"
 
 
@@ -127,10 +127,10 @@ def draw(ax: Axes, found: list[Cell]) -> None:
         face, ink = looks[cell.state]
         hatch = "///" if cell.state == WAITING else None
         ax.add_patch(Rectangle((x, y), 1, 1, facecolor=face, edgecolor=GRID, linewidth=0.8, hatch=hatch))
-        ax.text(x + 0.5, y + 0.5, cell.short, ha="center", va="center", color=ink, fontsize=8.5)
+        ax.text(x + 0.5, y + 0.5, cell.short, ha="center", va="center", color=ink, fontsize=10.5)
     ax.set(xlim=(0, len(columns)), ylim=(len(methods), 0))
-    ax.set_xticks([i + 0.5 for i in range(len(columns))], [PROPERTIES[c][0] for c in columns], fontsize=9)
-    ax.set_yticks([i + 0.5 for i in range(len(methods))], methods, fontsize=9.5)
+    ax.set_xticks([i + 0.5 for i in range(len(columns))], [PROPERTIES[c][0] for c in columns], fontsize=10.5)
+    ax.set_yticks([i + 0.5 for i in range(len(methods))], methods, fontsize=10.5)
     ax.xaxis.tick_top()
     ax.tick_params(length=0)
     ax.grid(False)

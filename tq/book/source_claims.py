@@ -55,7 +55,7 @@ def evidence_of(found: Sequence[Row]) -> str:
 def _finding(found: Sequence[Row], outcome: str, text: str) -> Finding:
     verdict = verdict_of([row[outcome] for row in found])
     if verdict == NOT_CHECKABLE:
-        return Finding(verdict, f"source not found: {text}", "A source.", formula=evidence_of(found))
+        return Finding(verdict, f"source {text}" if text.startswith("not found") else text, "A source.")
     read = [row for row in found if row["address"]]
     return Finding(verdict, text, ANOTHER, confidence_of(read), evidence_of(read))
 

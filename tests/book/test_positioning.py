@@ -83,6 +83,12 @@ def test_a_measured_cell_reads_its_result_and_waits_for_it(root: Path) -> None:
     assert {cell.short for cell in wire().values()} == {"8", "4×", "2×"}
 
 
+def test_a_gap_that_rounds_to_nothing_has_no_sign(root: Path) -> None:
+    for gap, shown in ((-0.0001, "0.000"), (0.0014, "+0.001"), (-0.02, "\N{MINUS SIGN}0.020")):
+        put(root, {"gap/gradient-4-4": gap})
+        assert shown in {cell.short for cell in positioning.cells() if cell.property == "loss_gap"}
+
+
 def test_cited_cells_keep_their_address_and_the_unknown_stay_unknown(root: Path) -> None:
     for cell in positioning.cells():
         assert (cell.source.startswith("http")) == (cell.state == positioning.CITED)

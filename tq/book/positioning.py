@@ -26,13 +26,13 @@ MEASURED, CITED, NOT_APPLICABLE, NOT_KNOWN, WAITING = (
 STATES = (MEASURED, CITED, WAITING, NOT_KNOWN, NOT_APPLICABLE)
 # property -> (heading, how a number of it is written)
 PROPERTIES = {
-    "wire": ("bits a number\non the wire", "{:.3g}"),
-    "ratio_fp32": ("fewer bytes\nthan fp32", "{:.3g}×"),
-    "ratio_bf16": ("fewer bytes\nthan bf16", "{:.3g}×"),
+    "wire": ("bits a\nnumber on\nthe wire", "{:.3g}"),
+    "ratio_fp32": ("fewer\nbytes than\nfp32", "{:.3g}×"),
+    "ratio_bf16": ("fewer\nbytes than\nbf16", "{:.3g}×"),
     "collective": ("collective", "{:.3g}×"),
     "loss_gap": ("loss gap,\nnats", "{:+.3f}"),
-    "speed_up": ("speed-up;\nstep time", "{:.3g}×"),
-    "state": ("state kept;\ndrift", "{:.2g}"),
+    "speed_up": ("speed-up,\nstep time", "{:.3g}×"),
+    "state": ("state\nkept, drift", "{:.2g}"),
     "memory": ("memory", "{:.3g}×"),
     "code": ("code\nthat runs", "{:g}"),
 }
@@ -53,7 +53,7 @@ class Cell:
 
 def _short(figure: str, unit: str) -> str:
     sign = {"x": "×", "%": " %", "bits": ""}.get(unit, f" {unit}")
-    return f"{figure.replace('-', '–')}{sign}" if figure else "text"
+    return f"{figure.replace('-', '–')}{sign}" if figure else "words"
 
 
 def _measured(row: dict[str, str], facts: Facts) -> Cell:
@@ -68,7 +68,11 @@ def _measured(row: dict[str, str], facts: Facts) -> Cell:
         return waiting
     if kind in BASES and key.startswith("sent/"):
         value = BASES[kind] / value
-    text = {True: "yes", False: "no"}[value] if isinstance(value, bool) else PROPERTIES[kind][1].format(value)
+    if isinstance(value, bool):
+        text = "yes" if value else "no"
+    else:
+        text = PROPERTIES[kind][1].format(value).replace("-", "\N{MINUS SIGN}")
+        text = text.lstrip("+\N{MINUS SIGN}") if not text.strip("+\N{MINUS SIGN}0.") else text
     return Cell(name, kind, MEASURED, text, text, binding)
 
 

@@ -65,7 +65,7 @@ def _savings(facts: Facts) -> dict[str, tuple[float, float]]:
 
 
 def _shown(savings: dict[str, tuple[float, float]]) -> str:
-    return ", ".join(f"{one:.0%} to {two:.0%} at {tier.upper()}" for tier, (one, two) in savings.items())
+    return ", ".join(f"{one:.0%} and {two:.0%} at {tier.upper()}" for tier, (one, two) in savings.items())
 
 
 def cheaper_run(claim: Claim, facts: Facts) -> Finding:

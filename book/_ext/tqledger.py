@@ -5,6 +5,7 @@
     ```{verdict-counts}      how many claims have which verdict, as links into the ledger
     ```{ledger}              every claim: a plain HTML table with an anchor a row; ledger.js adds filters where it runs
     ```{verdict-changes}     verdicts that changed since they were first recorded
+    ```{assessment} effects  a table of the whitepaper's own summary beside what the verdicts add up to
 
 Ids of claims in running text (S0-001, T-014) become such links by themselves. The ledger links back to the pages that
 cite a claim. An unknown id in the role is a warning. The first guesses of the data are shown nowhere.
@@ -24,7 +25,7 @@ from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective, SphinxRole
 from tqledger_html import Book, View, changes, counts, table
 
-from tq.book import claims, ledger, paths
+from tq.book import assessment, claims, ledger, paths
 
 logger = logging.getLogger(__name__)
 CLAIM = re.compile(r"\b(?:S\d|T)-\d{3}\b")
@@ -164,6 +165,41 @@ class ChangesDirective(Place):
     what = "changes"
 
 
+class AssessmentDirective(SphinxDirective):
+    """One row a line of `tq.book.assessment.TABLES`; its claims are cited here, with their verdicts."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        judged = {name: verdict.verdict for name, verdict in book(self.env.app).verdicts.items()}
+        try:
+            rows = assessment.assess(self.arguments[0], judged)
+        except ValueError as problem:
+            logger.warning("assessment: %s", problem, location=self.get_location(), type="tqledger")
+            return []
+        heads = ("", "Whitepaper", "This book", "Rests on")
+        table = nodes.table("", classes=["tq-data"])
+        group = nodes.tgroup("", cols=len(heads))
+        group += [nodes.colspec("", colwidth=1) for _ in heads]
+        group += nodes.thead("", self.row([[nodes.Text(head)] for head in heads]))
+        body = nodes.tbody()
+        for row, word, undecided in rows:
+            known = f"{word}; {undecided} of {len(row.claims)} not decided" if undecided else word
+            claims: list[nodes.Node] = []
+            for name in row.claims:
+                claims += [cite(self.env, name), nodes.Text(f" {judged[name]}; ")]
+            claims[-1] = nodes.Text(f" {judged[row.claims[-1]]}")
+            cells = [[nodes.strong("", row.name)], [nodes.Text(row.claimed)], [nodes.Text(known)], claims]
+            body += self.row(cells)
+        group += body
+        table += group
+        return [table]
+
+    @staticmethod
+    def row(cells: list[list[nodes.Node]]) -> nodes.row:
+        return nodes.row("", *(nodes.entry("", nodes.paragraph("", "", *cell)) for cell in cells))
+
+
 # --- writing --------------------------------------------------------------------------------------------------
 
 
@@ -229,6 +265,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("ledger", LedgerDirective)
     app.add_directive("verdict-counts", CountsDirective)
     app.add_directive("verdict-changes", ChangesDirective)
+    app.add_directive("assessment", AssessmentDirective)
     app.add_transform(CiteInText)
     app.connect("env-purge-doc", forget)
     app.connect("env-merge-info", merge)

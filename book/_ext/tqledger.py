@@ -178,9 +178,9 @@ class AssessmentDirective(SphinxDirective):
             logger.warning("assessment: %s", problem, location=self.get_location(), type="tqledger")
             return []
         heads = ("", "Whitepaper", "This book", "Rests on")
-        table = nodes.table("", classes=["tq-data"])
+        table = nodes.table("", classes=["tq-data", "colwidths-given"])
         group = nodes.tgroup("", cols=len(heads))
-        group += [nodes.colspec("", colwidth=1) for _ in heads]
+        group += [nodes.colspec("", colwidth=width) for width in (18, 28, 20, 34)]
         group += nodes.thead("", self.row([[nodes.Text(head)] for head in heads]))
         body = nodes.tbody()
         for row, word, undecided in rows:

@@ -55,15 +55,18 @@ TABLES: dict[str, tuple[Row, ...]] = {
 
 def word(verdicts: list[str]) -> str:
     """What verdicts add up to: "holds" if every decided one is reproduced, "does not hold" if every one is not, else
-    "holds in part"; without a decided one "cannot be checked" or "open"."""
+    "holds in part". Where more claims wait than are decided it is "open", where more cannot be checked, "cannot be
+    checked": a row is not judged by its smallest part."""
     if not verdicts:
         raise ValueError("verdicts is empty: a row needs at least one claim")
-    decided = {verdict for verdict in verdicts if verdict in DECIDED}
-    if not decided:
-        return CANNOT if set(verdicts) == {NOT_CHECKABLE} else OPEN
-    if decided == {REPRODUCED}:
+    decided = [verdict for verdict in verdicts if verdict in DECIDED]
+    never = sum(verdict == NOT_CHECKABLE for verdict in verdicts)
+    waiting = len(verdicts) - len(decided) - never
+    if len(decided) < max(waiting, never):
+        return OPEN if waiting >= never else CANNOT
+    if set(decided) == {REPRODUCED}:
         return HOLDS
-    return DOES_NOT_HOLD if decided == {NOT_REPRODUCED} else IN_PART
+    return DOES_NOT_HOLD if set(decided) == {NOT_REPRODUCED} else IN_PART
 
 
 def assess(table: str, verdicts: Mapping[str, str]) -> list[tuple[Row, str, int]]:

@@ -14,7 +14,15 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from tq import Codec
-from tq.book import ledger, memory_claims, paths, positioning_claims, source_claims, training_claims
+from tq.book import (
+    distributed_claims,
+    ledger,
+    memory_claims,
+    paths,
+    positioning_claims,
+    source_claims,
+    training_claims,
+)
 from tq.book.arithmetic import NF4_DQ, STORED, STORED_BF16, SUMS
 from tq.book.ledger import (
     NOT_CHECKABLE,
@@ -154,6 +162,7 @@ RULES: dict[str, Rule] = {
     **memory_claims.RULES,  # S0-002 is a sum as well; what was measured says more
     **training_claims.RULES,
     **positioning_claims.RULES,
+    **distributed_claims.RULES,
 }
 
 # --- what cannot be checked, and why --------------------------------------------------------------------------

@@ -76,7 +76,7 @@ def cheaper_run(claim: Claim, facts: Facts) -> Finding:
         f"a third to a half; for 70B on 256 H100 the model saves {_shown(savings)} of the step, the first with ZeRO-1, "
     )
     text += "the second with the whole exchange coded, each against the same link without the codec. A cut at 25G is "
-    text += "one of a run that is longer than on the faster link"
+    text += "one of a run that is longer than on the faster link; the codec's speed on a GPU is assumed"
     return Finding(
         _graded(all(reached), any(reached)), text, "A measured step of that size on such a link.", "medium",
         "saving of the cost = saving of the time, at one price of a GPU-hour",

@@ -97,6 +97,20 @@ def more_runs(claim: Claim, facts: Facts) -> Finding:
     )  # fmt: skip
 
 
+def own_gpus(claim: Claim, facts: Facts) -> Finding:
+    """The middle threshold, a billion tokens a month for dedicated GPUs, to a third: at every price of an API that was
+    looked up, or at one of them. The other two thresholds are advice."""
+    found = {name: facts(INDUSTRY, f"startup/api/{name}") for name in ("input", "output", "70b")}
+    near = [2 / 3 <= billions <= 3 / 2 for billions in found.values()]
+    text = f"from {found['input']:.2f} billion tokens a month one rented H100 costs less than a large model's price of "
+    text += f"input, from {found['output']:.2f} less than its price of output, and four cost less than a 70B model at "
+    text += f"2.40 dollars from {found['70b']:.2f}; whether they can serve as many depends on the load"
+    return Finding(
+        _graded(all(near), any(near)), text, "Other prices, or a model that needs another number of GPUs.", "low",
+        "GPUs * price of a GPU-hour * 730 / price of a million tokens",
+    )  # fmt: skip
+
+
 def switch_power(claim: Claim, facts: Facts) -> Finding:
     """The switches' own share must reach the low end; in part if everything beside the nodes together does."""
     low, _ = (value / 100 for value in _range(claim.value))
@@ -124,5 +138,6 @@ RULES: dict[str, Rule] = {
     "S0-053": cheaper_run,
     "S0-054": more_runs,
     "S0-055": switch_power,
+    "S3-066": own_gpus,
     "S0-058": long_run,
 }

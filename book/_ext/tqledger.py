@@ -1,9 +1,11 @@
 """Sphinx roles and directives of the claims ledger; all verdicts come from `tq.book.claims`, none is typed.
 
     {claim}`S0-001`          link to the ledger's row, with the verdict as tooltip
+    {verdict}`S0-001`        the verdict itself as such a link, for tables that set it beside a claim
     ```{verdict-counts}      how many claims have which verdict, as links into the ledger
     ```{ledger}              every claim: a plain HTML table with an anchor a row; ledger.js adds filters where it runs
     ```{verdict-changes}     verdicts that changed since they were first recorded
+    ```{assessment} effects  a table of the whitepaper's own summary beside what the verdicts add up to
 
 Ids of claims in running text (S0-001, T-014) become such links by themselves. The ledger links back to the pages that
 cite a claim. An unknown id in the role is a warning. The first guesses of the data are shown nowhere.
@@ -23,7 +25,7 @@ from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective, SphinxRole
 from tqledger_html import Book, View, changes, counts, table
 
-from tq.book import claims, ledger, paths
+from tq.book import assessment, claims, ledger, paths
 
 logger = logging.getLogger(__name__)
 CLAIM = re.compile(r"\b(?:S\d|T)-\d{3}\b")
@@ -52,8 +54,9 @@ def inputs() -> list[str]:
     """Files whose change means that verdicts may have changed."""
     root = paths.root()
     rules = [Path(module.__file__ or "") for module in (claims, ledger)]
-    rules.append(rules[0].with_name("arithmetic.py"))
-    data = [root / "data" / "claims.csv", root / "data" / "verdicts.json"]
+    rules += [rules[0].with_name("arithmetic.py"), *sorted(rules[0].parent.glob("*_claims.py"))]
+    data = [root / "data" / name for name in ("claims.csv", "verdicts.json", "sources.csv", "references.csv")]
+    data = [path for path in data if path.is_file()]
     return [str(p) for p in [*data, *rules, *sorted(root.glob("data/results/*/full/*.json"))]]
 
 
@@ -94,20 +97,27 @@ def home(env: BuildEnvironment) -> str | None:
 # --- reading --------------------------------------------------------------------------------------------------
 
 
-def cite(env: BuildEnvironment, name: str) -> claim_node:
+def cite(env: BuildEnvironment, name: str, show: str = "id") -> claim_node:
+    """show: "id" or "verdict"."""
     cited(env).setdefault(env.docname, set()).add(name)
     for path in inputs():
         env.note_dependency(path)
-    return claim_node(name, name, claim=name)
+    return claim_node(name, name, claim=name, show=show)
 
 
 class ClaimRole(SphinxRole):
+    show = "id"
+
     def run(self) -> tuple[list[nodes.Node], list[nodes.system_message]]:
         name = self.text.strip()
         if name not in book(self.env.app).claims:
             logger.warning("claim: the ledger has no %r", name, location=self.get_location(), type="tqledger")
             return [nodes.problematic(self.rawtext, f"[no claim {name}]")], []
-        return [cite(self.env, name)], []
+        return [cite(self.env, name, self.show)], []
+
+
+class VerdictRole(ClaimRole):
+    show = "verdict"
 
 
 class CiteInText(SphinxTransform):
@@ -155,6 +165,41 @@ class ChangesDirective(Place):
     what = "changes"
 
 
+class AssessmentDirective(SphinxDirective):
+    """One row a line of `tq.book.assessment.TABLES`; its claims are cited here, with their verdicts."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        judged = {name: verdict.verdict for name, verdict in book(self.env.app).verdicts.items()}
+        try:
+            rows = assessment.assess(self.arguments[0], judged)
+        except ValueError as problem:
+            logger.warning("assessment: %s", problem, location=self.get_location(), type="tqledger")
+            return []
+        heads = ("", "Whitepaper", "This book", "Rests on")
+        table = nodes.table("", classes=["tq-data", "colwidths-given"])
+        group = nodes.tgroup("", cols=len(heads))
+        group += [nodes.colspec("", colwidth=width) for width in (18, 28, 20, 34)]
+        group += nodes.thead("", self.row([[nodes.Text(head)] for head in heads]))
+        body = nodes.tbody()
+        for row, word, undecided in rows:
+            known = f"{word}; {undecided} of {len(row.claims)} not decided" if undecided else word
+            claims: list[nodes.Node] = []
+            for name in row.claims:
+                claims += [cite(self.env, name), nodes.Text(f" {judged[name]}; ")]
+            claims[-1] = nodes.Text(f" {judged[row.claims[-1]]}")
+            cells = [[nodes.strong("", row.name)], [nodes.Text(row.claimed)], [nodes.Text(known)], claims]
+            body += self.row(cells)
+        group += body
+        table += group
+        return [table]
+
+    @staticmethod
+    def row(cells: list[list[nodes.Node]]) -> nodes.row:
+        return nodes.row("", *(nodes.entry("", nodes.paragraph("", "", *cell)) for cell in cells))
+
+
 # --- writing --------------------------------------------------------------------------------------------------
 
 
@@ -168,11 +213,12 @@ def resolve(app: Sphinx, doctree: nodes.document, page: str) -> None:
     for node in list(doctree.findall(claim_node)):
         verdict = book(app).verdicts[node["claim"]]
         title = f"{verdict.verdict}: {verdict.condition}"
+        shown = verdict.verdict if node["show"] == "verdict" else node["claim"]
         if where is None:
-            node.replace_self(nodes.inline("", node["claim"], classes=["tq-claim"]))
+            node.replace_self(nodes.inline("", shown, classes=["tq-claim"]))
             continue
         uri = f"{link(where) if page != where else ''}#claim-{node['claim']}"
-        reference = nodes.reference("", node["claim"], refuri=uri, reftitle=title, internal=True, classes=["tq-claim"])
+        reference = nodes.reference("", shown, refuri=uri, reftitle=title, internal=True, classes=["tq-claim"])
         node.replace_self(reference)
     for place in list(doctree.findall(ledger_node)):
         if place["what"] == "ledger":
@@ -215,9 +261,11 @@ def setup(app: Sphinx) -> dict[str, Any]:
     for node in (claim_node, ledger_node):
         app.add_node(node)
     app.add_role("claim", ClaimRole())
+    app.add_role("verdict", VerdictRole())
     app.add_directive("ledger", LedgerDirective)
     app.add_directive("verdict-counts", CountsDirective)
     app.add_directive("verdict-changes", ChangesDirective)
+    app.add_directive("assessment", AssessmentDirective)
     app.add_transform(CiteInText)
     app.connect("env-purge-doc", forget)
     app.connect("env-merge-info", merge)

@@ -120,12 +120,17 @@ def row(view: View, claim: ledger.Claim) -> str:
     return f'<tr role="row" id="claim-{claim.id}" {marks}>{head}{data}</tr>'
 
 
+def place(view: View, chapter: str) -> str | None:
+    """The page of a chapter, be it a notebook or prose; None if it is not built."""
+    return next((page for page in (f"notebooks/{chapter}", f"book/{chapter}") if view.link(page)), None)
+
+
 def evidence(view: View, verdict: ledger.Verdict) -> str:
     parts = []
     for item in verdict.evidence:
         if not item.view:
-            page = f"notebooks/{item.chapter}"
-            shown = f"{view.to(page)} " if item.chapter and view.link(page) else ""
+            page = place(view, item.chapter) if item.chapter else None
+            shown = f"{view.to(page)} " if page else ""
             parts.append(f"{shown}<small>{escape(item.text)}</small>")
             continue
         stale = f"{item.chapter}@{item.view}" in view.book.stale
@@ -133,8 +138,9 @@ def evidence(view: View, verdict: ledger.Verdict) -> str:
         chapter = view.to(f"notebooks/{item.chapter}")
         parts.append(f"{chapter} <small>({escape(item.view)}) {escape(item.text)}</small>{mark}")
     waiting = verdict.verdict in (ledger.NOT_MEASURED, ledger.NOT_YET)
-    if waiting and view.link(f"notebooks/{verdict.chapter}"):
-        parts.append(view.to(f"notebooks/{verdict.chapter}"))
+    page = place(view, verdict.chapter) if waiting else None
+    if page:
+        parts.append(view.to(page))
     return "<br>".join(parts) or "–"
 
 

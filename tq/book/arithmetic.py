@@ -17,6 +17,7 @@ from tq import Codec
 from tq.book.ledger import NOT_REPRODUCED, PARTLY, REPRODUCED, Claim, Facts, Finding
 from tq.quant.bounds import compression_ratio
 from tq.quant.formats import nf4_double_quantized
+from tq.systems import Transformer
 
 Numbers = tuple[float, ...]
 ROUND, TIGHT, LOOSE = 0.10, 0.01, 0.30  # a figure given to one digit; given exactly; a round "about 100"
@@ -109,6 +110,11 @@ def _lora_405b(rank: int) -> float:
 def _bytes(parameters: float, **each: float) -> Callable[[], dict[str, float | Numbers]]:
     """Gigabytes of so many parameters at the bits that each reading stores; `_` in a name reads as a blank."""
     return lambda: {name.replace("_", " "): parameters * bits / 8 / 1e9 for name, bits in each.items()}
+
+
+def _mixtral() -> dict[str, float | Numbers]:
+    shape = Transformer.preset("mixtral-8x7b")
+    return {"for the published shape": (shape.active_parameters / 1e9, shape.parameters / 1e9)}
 
 
 _LEGS = {"one way": 1, "for an all-reduce": 2}
@@ -233,6 +239,10 @@ SUMS: dict[str, Sum] = {
         "126 layers * r * (d_in + d_out) over q, k, v, o",
         lambda: {f"at rank {r}": _lora_405b(r) for r in (8, 16, 64)}, "million",
         would_change="Adapters on other matrices than the four of attention.", confidence="medium",
+    ),
+    "S3-067": Sum(
+        "parameters of 32 layers of width 4,096 with 8 experts of 14,336, and of the 2 that a token visits", _mixtral,
+        "billion", TIGHT, claimed=(12.9, 47.0),
     ),
     "S4-050": Sum("8 * 16 * 16", lambda: {"as the product of the three degrees": 8.0 * 16 * 16}, "GPUs", TIGHT),
     "S4-051": Sum(

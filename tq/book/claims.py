@@ -14,7 +14,15 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from tq import Codec
-from tq.book import distributed_claims, ledger, memory_claims, paths, training_claims
+from tq.book import (
+    distributed_claims,
+    ledger,
+    memory_claims,
+    paths,
+    positioning_claims,
+    source_claims,
+    training_claims,
+)
 from tq.book.arithmetic import NF4_DQ, STORED, STORED_BF16, SUMS
 from tq.book.ledger import (
     NOT_CHECKABLE,
@@ -141,6 +149,7 @@ def bit_exact(claim: Claim, facts: Facts) -> Finding:
 
 
 RULES: dict[str, Rule] = {
+    **source_claims.RULES,  # first: a rule below that knows more replaces what a source alone says
     "S0-057": step_overhead,
     "T-018": step_overhead,
     "S0-060": overhead_target,
@@ -152,6 +161,7 @@ RULES: dict[str, Rule] = {
     **SUMS,
     **memory_claims.RULES,  # S0-002 is a sum as well; what was measured says more
     **training_claims.RULES,
+    **positioning_claims.RULES,
     **distributed_claims.RULES,
 }
 

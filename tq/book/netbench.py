@@ -19,7 +19,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel
 
 from tq.quant.codec import Codec
-from tq.train import collectives
+from tq.train import collectives, exchange
 from tq.train.corpus import load
 from tq.train.gpt import GPT, PRESETS
 from tq.train.loop import TrainConfig
@@ -63,12 +63,32 @@ def _calls(method: str, numel: int, bits: int, x: Tensor) -> Callable[[int], Non
     if method == "ours":
         return lambda turn: _nothing(collectives.all_reduce(x, Codec(bits), step=turn))
     if method == "all-gather":
-        return lambda turn: collectives.all_gather_mean(x, Codec(bits), step=turn)
+        return lambda turn: _all_gather_mean(x, Codec(bits), turn)
     if method == "bf16":
         return _hooked(numel, bf16, None)
     if method == "powersgd":
         return _hooked(numel, powerSGD_hook.powerSGD_hook, _powersgd())
     raise ValueError(f"method must be one of {METHODS}, got {method!r}")
+
+
+def _all_gather_mean(x: Tensor, codec: Codec, turn: int) -> None:
+    """``collectives.all_gather_mean`` over the transport of the two legs: what the backend's own all-gather loses by
+    letting the directions of a link take turns is not the method's fault."""
+    ranks, rank, blocks = dist.get_world_size(), dist.get_rank(), -(-x.numel() // codec.block)
+    codecs = [codec.derive(turn, 1, r) for r in range(ranks)]
+    leg = exchange._Leg(ranks, exchange.message_bytes(codec, blocks), x.device, None, 0)
+    sent = torch.empty(leg.received.shape[1], dtype=torch.uint8)
+    codecs[rank].encode(x, exchange.view_code(codecs[rank], sent, blocks, x.numel(), x.dtype))
+    for r in leg.turns():
+        leg.send(r, sent)
+    codes = [
+        exchange.view_code(codec, message, blocks, x.numel(), torch.float32)
+        for codec, message in zip(codecs, leg.wait(), strict=True)
+    ]
+    total = codecs[0].decode(codes[0])
+    for code in codes[1:]:
+        code.codec.decode(code, out=total, accumulate=True)
+    x.copy_(total.div_(ranks))
 
 
 def _sent_bytes() -> int:
@@ -168,8 +188,11 @@ def _trainer(
             first = _trainer(how, None, None, total, preset, batch, lr, seed, 0, max_bytes)
             first.train(shared, progress=False)
             _starts.clear()
-            _starts[key] = copy.deepcopy(first.state_dict())
-        made.load_state_dict(copy.deepcopy(_starts[key]))
+            _starts[key] = copy.deepcopy({"model": first.model.state_dict(), "adamw": first.optimizer.state_dict()})
+            _starts[key]["losses"] = list(first.losses)
+        made.model.load_state_dict(_starts[key]["model"])
+        made.optimizer.load_state_dict(copy.deepcopy(_starts[key]["adamw"]))
+        made.losses = list(_starts[key]["losses"])
     return made
 
 

@@ -33,7 +33,7 @@ INTERFACE = "eth0"
 _TOOLS = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "nsenter": "util-linux"}
 _NETWORK = "10.71"  # only ever seen inside the namespaces
 _FIRST = 11  # of the addresses: all of the same length, so that their order as text is the order of the hosts
-_LIMIT_S = 0.2  # what a link holds back before it drops
+_LIMIT_S, _LIMIT_BYTES = 0.2, 4 << 20  # what a link holds back before it drops: more than the kernel queues of a socket
 
 
 class NetworkUnavailable(RuntimeError):
@@ -122,7 +122,7 @@ class _Namespace:
 def _bucket(interface: str, rate_mbit: float | None, burst_kb: float) -> str:
     if rate_mbit is None:
         return f"qdisc replace dev {interface} root pfifo limit 10000"
-    limit = max(4 * burst_kb * 1024, rate_mbit * 1e6 / 8 * _LIMIT_S)
+    limit = max(_LIMIT_BYTES, rate_mbit * 1e6 / 8 * _LIMIT_S)
     return (
         f"qdisc replace dev {interface} root tbf rate {round(rate_mbit * 1000)}kbit burst {round(burst_kb * 1024)} "
         f"limit {round(limit)}"

@@ -51,9 +51,21 @@ class Coder:
 
 @dataclass(frozen=True)
 class Host:
-    """What a rank does besides: fp32 bytes a second that it adds up, casts or copies on the way; inf: no time."""
+    """What the cores of a rank do in an exchange; inf: takes no time.
 
+    Attributes:
+        packets: payload bytes a second that they can send while as many arrive.
+        touch: bytes a second that they add up, cast or copy besides.
+    """
+
+    packets: float = math.inf
     touch: float = math.inf
+
+
+def wire_s(payload_bytes: float, link: Link, host: Host) -> float:
+    """Seconds that a payload is on its way, where neither the link nor the packets of the host wait for the other
+    altogether: the root of the sum of squares, which is the larger one unless they are close."""
+    return math.hypot(link.seconds(payload_bytes), payload_bytes / host.packets)
 
 
 def _ranks(ranks: int) -> float:
@@ -78,27 +90,30 @@ def all_gather_bytes(numbers: float, ranks: int, bits: float) -> float:
 
 
 def ring_s(numbers: float, ranks: int, link: Link, number_bytes: float = FP32, host: Host = Host()) -> float:
-    """A ring all-reduce; the host touches each number that it sends."""
+    """A ring all-reduce; the host touches each byte that it sends."""
     sent = ring_bytes(numbers, ranks, number_bytes)
-    return link.seconds(sent) + sent / host.touch + 2 * (ranks - 1) * link.alpha_s
+    return wire_s(sent, link, host) + sent / host.touch + 2 * (ranks - 1) * link.alpha_s
 
 
 def two_leg_s(
-    numbers: float, ranks: int, link: Link, bits: float, coder: Coder = Coder(), piece: float = PIECE
-) -> float:
+    numbers: float, ranks: int, link: Link, bits: float, coder: Coder = Coder(), piece: float = PIECE,
+    host: Host = Host(),
+) -> float:  # fmt: skip
     """The compressed all-reduce, in pieces of so many numbers; a rank starts n - 1 messages in each leg."""
     share = 1 / ranks
     coded = numbers * (1 / coder.encode + 1 / coder.accumulate + share / coder.encode + 1 / coder.decode)
-    wire = link.seconds(two_leg_bytes(numbers, ranks, bits))
+    wire = wire_s(two_leg_bytes(numbers, ranks, bits), link, host)
     pieces = max(1, math.ceil(numbers / piece))
     # of the rounds, those of one piece are not hidden behind the others
     return max(wire, coded) + min(wire, coded) / pieces + 2 * (ranks - 1) * link.alpha_s
 
 
-def all_gather_s(numbers: float, ranks: int, link: Link, bits: float, coder: Coder = Coder()) -> float:
+def all_gather_s(
+    numbers: float, ranks: int, link: Link, bits: float, coder: Coder = Coder(), host: Host = Host()
+) -> float:
     """Everybody's code to everybody, one after another: encoding, sending, decoding all of them."""
     coded = numbers * (1 / coder.encode + ranks / coder.accumulate)
-    return link.seconds(all_gather_bytes(numbers, ranks, bits)) + coded + link.alpha_s * (ranks > 1)
+    return wire_s(all_gather_bytes(numbers, ranks, bits), link, host) + coded + link.alpha_s * (ranks > 1)
 
 
 def crossover_bytes_per_s(

@@ -1,0 +1,192 @@
+"""The matrix of methods shows what was measured and cited, and what is neither; its rules follow the results."""
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("sphinx")  # of [book]; CI does not allow this skip
+
+from tests.book import helpers as h  # noqa: E402
+from tq.book import claims, figures, ledger, positioning, positioning_claims  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[2]
+TABLE = (ROOT / "data" / "positioning.csv").read_text(encoding="utf-8")
+RESULTS: dict[str, dict[str, Any]] = {
+    "industry-impact": {
+        "provider/saving-at-their-prices": 0.13,
+        "provider/network-share": (0.15, 0.09, 0.20),
+        **{f"startup/saving/{t}": s for t, s in (("400g", 0.02), ("100g", 0.09), ("25g", 0.25))},
+        **{f"startup/saving-whole/{t}": s for t, s in (("400g", 0.03), ("100g", 0.15), ("25g", 0.45))},
+        **{f"startup/api/{name}": b for name, b in (("input", 1.2), ("output", 0.3), ("70b", 4.9))},
+        "operator/network-power": (0.04, 0.017, 0.06),
+        "operator/beside-nodes": 0.10,
+    },
+    "compressed-adamw": {"steps": 400, "gap/gradient-4-4": (0.0, -0.005, 0.005), "sent/gradient-4-4": 4.25},
+}
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    root = h.claims_only(tmp_path, monkeypatch)
+    h.write(root / "data" / "positioning.csv", TABLE)
+    return root
+
+
+def put(root: Path, changed: dict[str, Any]) -> None:
+    for chapter, values in RESULTS.items():
+        found = {}
+        for key, value in values.items():
+            value = changed.get(key, value)
+            middle, *ends = value if isinstance(value, tuple) else (value,)
+            found[key] = {"value": middle, "unit": "1", "spread": "range" if ends else "none", "n": 3}
+            if ends:
+                found[key] |= {"low": ends[0], "high": ends[1]}
+        h.write(root / "data" / "results" / "cpu" / "full" / f"{chapter}.json", json.dumps({"results": found}))
+
+
+def sources(root: Path, *outcomes: str) -> None:
+    head = (ROOT / "data" / "sources.csv").read_text(encoding="utf-8").splitlines()[0]
+    text = io.StringIO(f"{head}\n")
+    writer = csv.DictWriter(text, head.split(","), restval="", lineterminator="\n")
+    text.seek(0, io.SEEK_END)
+    for each in outcomes:
+        lost = each == "not found"
+        address = "" if lost else "https://example.org/x"
+        writer.writerow({"claim": "S0-011", "outcome": each, "found": f"{each}.", "address": address, "checked": "c"})
+    h.write(root / "data" / "sources.csv", text.getvalue())
+
+
+# --- the matrix -----------------------------------------------------------------------------------------------
+
+
+def test_every_cell_has_a_state_and_the_states_add_up(root: Path) -> None:
+    found = positioning.cells()
+    rows = list(csv.DictReader(io.StringIO(TABLE)))
+    assert len(found) == len(rows) and sum(positioning.counts(found).values()) == len(rows)
+    assert {cell.state for cell in found} <= set(positioning.STATES) - {positioning.MEASURED}
+    assert positioning.matrix(found).isna().sum().sum() == 0
+
+
+def test_a_measured_cell_reads_its_result_and_waits_for_it(root: Path) -> None:
+    def wire() -> dict[str, positioning.Cell]:
+        return {c.property: c for c in positioning.cells() if c.source == "compressed-adamw/sent/gradient-4-4"}
+
+    assert {cell.state for cell in wire().values()} == {positioning.WAITING}
+    put(root, {})
+    assert {name: cell.short for name, cell in wire().items()} == {
+        "wire": "4.25", "ratio_fp32": "7.53×", "ratio_bf16": "3.76×",
+    }  # fmt: skip
+    put(root, {"sent/gradient-4-4": 8.0})
+    assert {cell.short for cell in wire().values()} == {"8", "4×", "2×"}
+
+
+def test_a_gap_that_rounds_to_nothing_has_no_sign(root: Path) -> None:
+    for gap, shown in ((-0.0001, "0.000"), (0.0014, "+0.001"), (-0.02, "\N{MINUS SIGN}0.020")):
+        put(root, {"gap/gradient-4-4": gap})
+        assert shown in {cell.short for cell in positioning.cells() if cell.property == "loss_gap"}
+
+
+def test_cited_cells_keep_their_address_and_the_unknown_stay_unknown(root: Path) -> None:
+    for cell in positioning.cells():
+        assert (cell.source.startswith("http")) == (cell.state == positioning.CITED)
+        assert cell.state != positioning.NOT_KNOWN or cell.short == "?"
+
+
+@pytest.mark.parametrize(("field", "value"), [("property", "beauty"), ("status", "asserted")])
+def test_what_is_not_in_the_vocabulary_raises(root: Path, field: str, value: str) -> None:
+    rows = list(csv.DictReader(io.StringIO(TABLE)))
+    rows[0][field] = value
+    text = io.StringIO()
+    writer = csv.DictWriter(text, rows[0].keys(), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    h.write(root / "data" / "positioning.csv", text.getvalue())
+    with pytest.raises(ValueError, match=f"{field}='{value}'"):
+        positioning.cells()
+
+
+def test_every_measured_cell_of_the_committed_table_is_bound() -> None:
+    rows = [row for row in csv.DictReader(io.StringIO(TABLE)) if row["status"] == "measured"]
+    assert rows and all(row["binding"].startswith(f"{row['measured']}/") for row in rows)
+    waiting = [c.source for c in positioning.cells() if c.state == positioning.WAITING]
+    recorded = {path.stem for path in (ROOT / "data" / "results" / "cpu" / "full").glob("*.json")}
+    assert [name for name in waiting if name.split("/")[0] in recorded] == [], "bound to a key that is not recorded"
+
+
+def test_the_drawing_writes_every_cell(root: Path) -> None:
+    found = positioning.cells()
+    fig, ax = figures.figure("wide", height=9)
+    positioning.draw(ax, found)
+    assert [text.get_text() for text in ax.texts] == [cell.short for cell in found]
+    assert len(ax.patches) == len(found)
+
+
+# --- the rules ------------------------------------------------------------------------------------------------
+
+F, P, N = "reproduced", "partly", "not reproduced"
+BEST = "startup/saving-whole"
+TURNS: list[tuple[str, dict[str, Any], str]] = [
+    ("S0-052", {}, N),
+    ("S0-052", {"provider/network-share": (0.2, 0.1, 0.35)}, P),
+    ("S0-052", {"provider/saving-at-their-prices": 0.31}, F),
+    ("S0-053", {}, P),
+    ("S0-053", {f"{BEST}/25g": 0.2}, N),
+    ("S0-053", {f"{BEST}/{t}": 0.4 for t in positioning_claims.TIERS}, F),
+    ("S0-054", {}, N),
+    ("S0-054", {f"{BEST}/25g": 0.6}, P),
+    ("S0-054", {f"{BEST}/{t}": 0.5 for t in positioning_claims.TIERS}, F),
+    ("S0-055", {}, N),
+    ("S0-055", {"operator/beside-nodes": 0.16}, P),
+    ("S0-055", {"operator/network-power": (0.17, 0.16, 0.18)}, F),
+    ("S3-066", {}, P),
+    ("S3-066", {"startup/api/input": 2.0}, N),
+    ("S3-066", {f"startup/api/{name}": 1.1 for name in ("input", "output", "70b")}, F),
+    ("S0-058", {"steps": 200_000}, F),
+    ("S0-058", {"steps": 200_000, "gap/gradient-4-4": (0.0, -0.02, 0.02)}, P),
+    ("S0-058", {"steps": 200_000, "gap/gradient-4-4": (0.05, 0.03, 0.07)}, N),
+]
+
+
+def verdict(name: str) -> ledger.Verdict:
+    return next(v for v in claims.verdicts() if v.id == name)
+
+
+@pytest.mark.parametrize(("name", "changed", "wanted"), TURNS)
+def test_each_rule_follows_the_results(root: Path, name: str, changed: dict[str, Any], wanted: str) -> None:
+    put(root, changed)
+    found = verdict(name)
+    assert found.verdict == wanted, found.condition
+    assert found.evidence[0].chapter in RESULTS and found.evidence[0].view == "cpu:full"
+
+
+def test_every_rule_is_turned_three_ways_and_waits_for_its_results(root: Path) -> None:
+    over_results = set(positioning_claims.RULES) - {"S0-011"}
+    assert {name for name, _, _ in TURNS} == over_results
+    for name in over_results:
+        assert len({wanted for turned, _, wanted in TURNS if turned == name}) == 3
+        assert verdict(name).verdict == ledger.NOT_MEASURED
+
+
+def test_a_short_run_measures_no_long_one(root: Path) -> None:
+    put(root, {})
+    found = verdict("S0-058")
+    assert found.verdict == ledger.NOT_MEASURED and "400 steps, 0.4%" in found.condition
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "wanted"),
+    [
+        (("differs", "partly"), N),
+        (("partly",), P),
+        (("confirms",), F),
+        (("not found",), ledger.NOT_CHECKABLE),
+        ((), ledger.NOT_YET),
+    ],
+)
+def test_one_counter_example_ends_a_superlative(root: Path, outcomes: tuple[str, ...], wanted: str) -> None:
+    sources(root, *outcomes)
+    assert verdict("S0-011").verdict == wanted

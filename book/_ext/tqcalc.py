@@ -26,7 +26,7 @@ class Calculator(SphinxDirective):
     def run(self) -> list[nodes.Node]:
         rules = Path(calculators.__file__)
         root = paths.root()
-        watched = [rules, root / "tq/economics/calculator.py", root / "data/prices.csv", root / "data/models.csv"]
+        watched = [rules, root / "tq/economics/calculator.py", root / "data/prices.csv"]
         for path in watched:
             self.env.note_dependency(str(path))
         try:

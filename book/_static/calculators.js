@@ -75,10 +75,10 @@
 
   function codec(x, distortion) {
     var block = Math.ceil(x.block * x.bits / 8) + x.scale_bits / 8;
-    var bytes = Math.ceil(x.elements / x.block) * block, d = distortion[x.bits];
+    var bytes = Math.ceil(x.numbers / x.block) * block, d = distortion[x.bits];
     return {
-      bits_per_element: block * 8 / x.block, bytes: bytes, bytes_fp32: 4 * x.elements, bytes_bf16: 2 * x.elements,
-      ratio_fp32: 4 * x.elements / bytes, ratio_bf16: 2 * x.elements / bytes,
+      bits_per_element: block * 8 / x.block, bytes: bytes, bytes_fp32: 4 * x.numbers, bytes_bf16: 2 * x.numbers,
+      ratio_fp32: 4 * x.numbers / bytes, ratio_bf16: 2 * x.numbers / bytes,
       nmse: d, nmse_unbiased: d / (1 - d), nmse_floor: Math.pow(4, -x.bits), snr_db: -10 * Math.log10(d)
     };
   }

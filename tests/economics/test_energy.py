@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,6 +32,15 @@ def test_the_circular_totals_are_hours_times_tdp(total: energy.Metered) -> None:
     """Why they are refused: the published figure is the product of its own assumptions."""
     assert total.gpu_hours is not None
     assert total.gpu_hours * hardware.gpu(total.gpu).tdp_w * total.pue / 1e6 == pytest.approx(total.mwh, rel=2e-3)
+
+
+def test_totals_are_those_of_the_published_runs() -> None:
+    with open(tables.folder() / "published_runs.csv", encoding="utf-8", newline="") as file:
+        runs = {row["id"]: row for row in csv.DictReader(file)}
+    shared = [total for total in energy.published() if total.id in runs]
+    assert len(shared) >= 5
+    for total in shared:
+        assert float(runs[total.id]["published_value"]) == total.mwh and runs[total.id]["unit"] == "MWh"
 
 
 def test_the_olmo_run_lies_within_the_model() -> None:

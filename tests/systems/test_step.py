@@ -125,6 +125,16 @@ def test_experts_on_other_nodes_pay_the_network() -> None:
     assert dense.parts["ep"] == 0
 
 
+@given(st.sampled_from([1, 2, 4, 8]), st.sampled_from([1, 2]), st.sampled_from([8, 16]), st.sampled_from([1, 2, 4, 8]),
+       st.integers(0, 3), software)  # fmt: skip
+def test_mixtures_are_sane_in_every_layout(tp: int, pp: int, dp: int, ep: int, zero: int, name: str) -> None:
+    layout = Layout(tp, pp, dp, 1, 64, zero=zero, ep=ep)
+    found = predict(MOE, layout, Cluster("h100-80gb", layout.gpus), name, Compression(gradients=Bits()))
+    assert sane(found)
+    alone = predict(MOE, dataclasses.replace(layout, ep=1), Cluster("h100-80gb", layout.gpus), name)
+    assert found.memory.weights <= alone.memory.weights
+
+
 def test_recomputing_is_paid_in_time() -> None:
     times = [run(Layout(8, 1, 1, 4, 4, mode), "megatron-2022").iteration_s for mode in ("none", "selective", "full")]
     assert times[0] < times[1] < times[2]

@@ -146,3 +146,11 @@ def test_bad_runs_raise(parameters: float, tokens: float) -> None:
 def test_a_median_of_nothing_raises(rows: list[Row]) -> None:
     with pytest.raises(ValueError, match="no row is left"):
         median_error(rows, lambda row: row.kind == "smell")
+
+
+def test_the_report_has_every_row_and_every_tool(rows: list[Row]) -> None:
+    text = validation.report()
+    assert all(row.id in text for row in rows)
+    assert all(tool in text for tool, _, _ in validation.PEERS)
+    held_out = [row for row in rows if row.kind == "time" and row.split == "held-out"]
+    assert f"time, held-out: median {median_error(held_out):.1%}" in text

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from decimal import ROUND_HALF_UP, Decimal
 from html import escape
 from typing import Any
 
-from tq.economics import calculator, prices, training_cost
+from tq.economics import calculator, prices
 from tq.quant.codebook import distortion
+from tq.systems import Transformer
 
 TITLES = {
     "savings": "What would compression save me",
@@ -75,7 +77,8 @@ def distortions() -> dict[int, float]:
 def presets() -> dict[str, dict[str, dict[str, float]]]:
     """calculator -> model -> the fields that it sets."""
     found: dict[str, dict[str, dict[str, float]]] = {"savings": {}, "memory": {}, "codec": {}}
-    for name, (shape, _) in training_cost.models().items():
+    for name in ("llama2-7b", "llama2-13b", "llama2-70b", "gpt3-175b", "llama3-405b"):
+        shape = Transformer.preset(name)
         found["savings"][name] = {"parameters_b": round(shape.parameters / 1e9, 3)}
         names = ("layers", "hidden", "heads", "seq", "vocab")
         found["memory"][name] = {each: float(getattr(shape, each)) for each in names}
@@ -110,7 +113,9 @@ def shown(value: float | None, form: str) -> str:
         return f"{'−' if value < 0 else ''}${abs(value):,.0f}"
     if form == "count":
         return f"{value:,.0f}"
-    return f"{value:.2f}" if form == "fixed" else f"{value:.4g}"
+    if form == "fixed":  # halves go up, as in the script
+        return str(Decimal(value).quantize(Decimal("0.01"), ROUND_HALF_UP))
+    return f"{value:.4g}"
 
 
 def _field(field: calculator.Field) -> str:
@@ -175,13 +180,14 @@ def _savings_table() -> str:
             shown(fp32["saving"], "percent"),
         ]  # fmt: skip
         rows.append(cells)
-    head = ["Link a GPU", "Exchange, share of the step", "Saving", f"with link and speed ± {base['uncertainty']:.0%}", "Saved on the run",
+    around = f"with link and speed ± {base['uncertainty']:.0%}"
+    head = ["Link a GPU", "Exchange, share of the step", "Saving", around, "Saved on the run",
             "Break-even overhead, ×", "Does it pay", "Saving against fp32"]  # fmt: skip
     n = {name: f"{value:g}" for name, value in base.items()}
     caption = (
         f"The opening case on other links: {n['parameters_b']} billion parameters, {n['gpus']} GPUs, "
-        f"{n['gpus_per_replica']} a replica, {n['batch_m']} million tokens a step, {n['tflops']} TFLOP/s, bf16 gradients "
-        f"in {n['bits']} bits, an overhead of {n['overhead']}, ${n['usd_per_gpu_hour']} an hour and GPU"
+        f"{n['gpus_per_replica']} a replica, {n['batch_m']} million tokens a step, {n['tflops']} TFLOP/s, "
+        f"bf16 gradients in {n['bits']} bits, an overhead of {n['overhead']}, ${n['usd_per_gpu_hour']} an hour and GPU"
     )
     return _table(caption, head, rows)
 
@@ -196,15 +202,15 @@ def _memory_table() -> str:
         for parallel, how in fields["sequence_parallel"].choices:
             found = calculator.memory(base | {"recompute": value, "sequence_parallel": parallel})
             rows.append([words, how, *(shown(found[key], forms[key]) for key in keys)])
-    words = {key: label for key, label, _ in RESULTS["memory"]}
-    words["coded_activations_gib"], words["coded_total_gib"] = "Activations coded, GiB", "Total coded, GiB"
-    words["coded_largest_batch"] = "Largest micro-batch coded, sequences"
-    head = ["Recomputed", "Sequence parallelism", *(words[key] for key in keys)]
+    named = {key: label for key, label, _ in RESULTS["memory"]}
+    named["coded_activations_gib"], named["coded_total_gib"] = "Activations coded, GiB", "Total coded, GiB"
+    named["coded_largest_batch"] = "Largest micro-batch coded, sequences"
+    head = ["Recomputed", "Sequence parallelism", *(named[key] for key in keys)]
     n = {name: f"{value:g}" for name, value in base.items()}
     caption = (
-        f"The opening case with other settings: {n['layers']} layers of width {n['hidden']}, {n['seq']} tokens, tensor × "
-        f"pipeline × data parallel {n['tp']} × {n['pp']} × {n['dp']}, ZeRO {n['zero']}; coded: {base['coded']:.0%} of the "
-        f"kept activations in {n['bits']} bits"
+        f"The opening case with other settings: {n['layers']} layers of width {n['hidden']}, {n['seq']} tokens, "
+        f"tensor × pipeline × data parallel {n['tp']} × {n['pp']} × {n['dp']}, ZeRO {n['zero']}; coded: "
+        f"{base['coded']:.0%} of the kept activations in {n['bits']} bits"
     )
     return _table(caption, head, rows)
 

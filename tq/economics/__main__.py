@@ -13,18 +13,19 @@ from datetime import date
 from pathlib import Path
 from typing import NoReturn
 
-from tq.economics import calculator, energy, prices, training_cost
+from tq.economics import calculator, energy, prices
 from tq.economics.answers import COMMANDS
 from tq.systems import hardware
 from tq.systems.efficiency import generations
+from tq.systems.model import PRESETS
 
 EXAMPLES = """examples:
-  python -m tq.economics savings --model llama-2-70b --gpus 256 --gpus-per-replica 8 --link-gbit 100
+  python -m tq.economics savings --model llama2-70b --gpus 256 --gpus-per-replica 8 --link-gbit 100
   python -m tq.economics savings --baseline fp32 --overhead 1.2 --link-gbit 25 --json
-  python -m tq.economics memory --model llama-2-70b --gpu h100-80gb --tp 8 --pp 4 --dp 8 --activation-bits 4
-  python -m tq.economics cost --model llama-2-70b --gpu h100-80gb --tp 8 --dp 32 --global-batch 1024 --tokens 1.4e12
+  python -m tq.economics memory --model llama2-70b --gpu h100-80gb --tp 8 --pp 4 --dp 8 --activation-bits 4
+  python -m tq.economics cost --model llama2-70b --gpu h100-80gb --tp 8 --dp 32 --global-batch 1024 --tokens 1.4e12
   python -m tq.economics breakeven --share .04 .2 .55 --link 400 100 25 --overhead 1 1.2 2
-  python -m tq.economics pareto --model llama-2-7b --tokens 1e12 --tp 4 --gpus 64 128 256
+  python -m tq.economics pareto --model llama2-7b --tokens 1e12 --gpus 64 128 --batch 512
   python -m tq.economics prices --gpu h100-80gb
   python -m tq.economics prices --check new.csv          then: prices --import new.csv
 
@@ -52,7 +53,7 @@ def _day(text: str) -> date:
 
 def _shape_options(command: argparse.ArgumentParser) -> None:
     group = command.add_argument_group("model", "a published shape, or one of your own")
-    group.add_argument("--model", metavar="NAME", help=f"one of {', '.join(training_cost.models())}")
+    group.add_argument("--model", metavar="NAME", help=f"one of {', '.join(PRESETS)}")
     for name in ("layers", "hidden", "heads", "vocab", "seq", "kv-heads", "ffn"):
         group.add_argument(f"--{name}", type=int, metavar="N", help="also replaces that of --model")
     group.add_argument("--gated", action="store_true", default=None, help="gated MLP (SwiGLU), Llama style")
@@ -137,13 +138,16 @@ def parser() -> Parser:
     even.add_argument("--bits", type=int, default=4, metavar="N", help="default: 4")
     even.add_argument("--block", type=int, default=128, metavar="N", help="default: 128")
 
-    best = commands.add_parser("pareto", parents=[every], help="offers that nobody beats in time and money")
+    best = commands.add_parser(
+        "pareto", parents=[every], help="offers that nobody beats in time and money",
+        description="Each cluster runs the fastest layout that fits; takes about a second for each GPU type and size.",
+    )  # fmt: skip
     _shape_options(best)
-    _layout_options(best)
     _price_options(best)
     best.add_argument("--tokens", type=float, required=True, metavar="X")
-    sizes = [64, 128, 256, 512]
-    what = "sizes of the cluster; --dp follows from them"
+    best.add_argument("--batch", type=int, default=1024, metavar="N", help="sequences a step; default: 1024")
+    best.add_argument("--software", choices=generations(), default="megatron-core", help="default: megatron-core")
+    sizes, what = [64, 128, 256, 512], "sizes of the cluster; default: 64 128 256 512"
     best.add_argument("--gpus", type=int, nargs="+", default=sizes, metavar="N", help=what)
     best.add_argument("--all", action="store_true", help="also the offers that are beaten")
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from tq.economics import breakeven, calculator, pareto, prices, training_cost
 from tq.economics.intervals import Interval
-from tq.systems import Bits, Cluster, Compression, Layout, Transformer, hardware, memory
+from tq.systems import Bits, Cluster, Compression, Layout, Transformer, best, hardware, memory
+from tq.systems.checks import positive
 
 GIB = 2.0**30
 Answer = tuple[dict[str, Any], list[str]]  # what JSON shows, and the lines of the text
@@ -22,7 +23,7 @@ def _shape(given: argparse.Namespace) -> Transformer:
     names = ("layers", "hidden", "heads", "vocab", "seq", "kv_heads", "ffn", "gated")
     own = {name: getattr(given, name) for name in names if getattr(given, name) is not None}
     if given.model is not None:
-        return dataclasses.replace(training_cost.model(given.model), **own)
+        return Transformer.preset(given.model, **own)
     lacking = [name for name in names[:5] if name not in own]
     if lacking:
         raise ValueError(f"a model needs --model NAME, or also --{' --'.join(lacking)}")
@@ -64,7 +65,7 @@ def savings(given: argparse.Namespace) -> Answer:
         if getattr(given, name) is not None:
             case[name] = getattr(given, name)
     if given.model is not None:
-        case["parameters_b"] = training_cost.model(given.model).parameters / 1e9
+        case["parameters_b"] = Transformer.preset(given.model).parameters / 1e9
     if given.baseline is not None:
         case["base_bits"] = {"bf16": 16.0, "fp32": 32.0}[given.baseline]
     found = calculator.savings(case)
@@ -142,7 +143,7 @@ def cost(given: argparse.Namespace) -> Answer:
             shape, layout, cluster, given.tokens, price, software=given.software, compression=compression,
             region=given.region, failures=failures, samples=given.samples, seed=given.seed,
         )  # fmt: skip
-        intervals = ("iteration_s", "hours", "gpu_hours", "usd", "kwh", "carbon_kg")
+        intervals = ("iteration_s", "hours", "gpu_hours", "usd", "kwh", "carbon_kg", "published_gpu_hours")
         row: dict[str, Any] = {each: dataclasses.asdict(getattr(run, each)) for each in intervals}
         row["waste"] = dataclasses.asdict(run.waste) if run.waste else None
         row["memory_gib"] = float(run.prediction.memory_gib)
@@ -161,6 +162,8 @@ def cost(given: argparse.Namespace) -> Answer:
             lines.append(
                 f"  failures     {run.waste.share:.1%} lost, a checkpoint every {run.waste.interval_s / 60:.0f} min"
             )
+        whole = run.published_gpu_hours
+    lines.append(f"published runs of this size took {_range(whole)} GPU-hours, ${_range(whole * price.mid)}")
     if "with compression" in cases:
         compression = cases["with compression"]
         assert compression is not None
@@ -203,37 +206,29 @@ def breakeven_table(given: argparse.Namespace) -> Answer:
 
 def pareto_front(given: argparse.Namespace) -> Answer:
     shape, book = _shape(given), prices.load(given.prices)
+    positive("tokens", given.tokens)
     ask: dict[str, Any] = {"as_of": given.as_of, "max_age_days": given.max_age_days}
     offers: list[dict[str, Any]] = []
     skipped: list[str] = []
-    replica = given.tp * given.pp
     for gpu in book.gpus:
+        if not any(p.gpu == gpu and p.kind == given.kind and given.provider in (None, p.provider) for p in book.prices):
+            continue
+        found = book.find(gpu, given.kind, given.provider, **ask)
         for count in given.gpus:
-            if count < replica or count % replica:
-                raise ValueError(f"--gpus must be multiples of tp * pp = {replica}, got {count}")
-            layout = _layout(given, dp=count // replica)
-            spec = hardware.gpu(gpu)
             try:
-                found = book.find(gpu, given.kind, given.provider, **ask)
-            except prices.StalePrices:
-                raise
+                layout, step = best(shape, Cluster(gpu, count), given.batch, given.software)
             except ValueError as error:
                 skipped.append(str(error))
-                break
-            run = training_cost.run_cost(
-                shape, layout, Cluster(gpu, count), given.tokens, 1.0, software=given.software, samples=1000
-            )
-            if run.prediction.memory_gib > spec.memory_bytes / GIB:
-                skipped.append(f"{count} {gpu}: needs {run.prediction.memory_gib:.0f} GiB a GPU")
                 continue
+            hours = given.tokens / step.tokens_per_iteration * float(step.iteration_s) / 3600
             for price in found:
                 offers.append({
                     "provider": price.provider, "gpu": gpu, "gpus": count, "kind": price.kind,
-                    "usd_per_gpu_hour": price.usd_per_gpu_hour, "date": price.date.isoformat(),
-                    "hours": run.hours.mid, "usd": run.gpu_hours.mid * price.usd_per_gpu_hour,
+                    "usd_per_gpu_hour": price.usd_per_gpu_hour, "date": price.date.isoformat(), "hours": hours,
+                    "usd": hours * count * price.usd_per_gpu_hour, "layout": dataclasses.asdict(layout),
                 })  # fmt: skip
     if not offers:
-        raise ValueError("no offer fits: " + "; ".join(skipped))
+        raise ValueError("no offer fits: " + ("; ".join(skipped) or "no price of that kind and provider"))
     keep = pareto.front([o["hours"] for o in offers], [o["usd"] for o in offers])
     for offer, good in zip(offers, keep, strict=True):
         offer["on_front"] = bool(good)

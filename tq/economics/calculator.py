@@ -85,7 +85,7 @@ FIELDS: dict[str, tuple[Field, ...]] = {
         _BITS, _BLOCK, _SCALE,
         Field("coded", "Share of the kept activations that is coded", 0.9, 0, 1),
     ),
-    "codec": (_BITS, _BLOCK, _SCALE, Field("elements", "Numbers in the tensor", 1e6, 1, 1e15, whole=True)),
+    "codec": (_BITS, _BLOCK, _SCALE, Field("numbers", "Numbers in the tensor", 1e6, 1, 1e15, whole=True)),
 }  # fmt: skip
 
 
@@ -233,17 +233,17 @@ def codec(case: Case, distortion: Mapping[int, float]) -> Result:
     nmse: with the scale that minimises it; nmse_unbiased: D / (1 - D), with the scale that makes the mean exact.
     """
     x = _read("codec", case)
-    blocks = math.ceil(x["elements"] / x["block"])
+    blocks = math.ceil(x["numbers"] / x["block"])
     code_bytes = math.ceil(x["block"] * x["bits"] / 8)
     stored = blocks * (code_bytes + x["scale_bits"] / 8)
     d = distortion[int(x["bits"])]
     return {
         "bits_per_element": (code_bytes + x["scale_bits"] / 8) * 8 / x["block"],
         "bytes": stored,
-        "bytes_fp32": 4 * x["elements"],
-        "bytes_bf16": 2 * x["elements"],
-        "ratio_fp32": 4 * x["elements"] / stored,
-        "ratio_bf16": 2 * x["elements"] / stored,
+        "bytes_fp32": 4 * x["numbers"],
+        "bytes_bf16": 2 * x["numbers"],
+        "ratio_fp32": 4 * x["numbers"] / stored,
+        "ratio_bf16": 2 * x["numbers"] / stored,
         "nmse": d,
         "nmse_unbiased": d / (1 - d),
         "nmse_floor": 4.0 ** -x["bits"],

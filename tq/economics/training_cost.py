@@ -4,7 +4,10 @@ The iteration comes from `tq.systems.predict`, whose 80 % interval is taken over
 and a Monte-Carlo over all of them gives 80 % intervals of the products. Failures are optional: checkpoints at Young and
 Daly's interval tau = sqrt(2 delta M), which lose delta / tau + (tau / 2 + restart) / M of the time.
 Not counted: staff, failed experiments, evaluation, data, idle reservations.
-Sources: Young 1974; Daly 2006; `data/reliability.csv`, `data/models.csv`.
+
+An iteration that is predicted is not a run: restarts, evaluations and slow beginnings come on top.
+`published_gpu_hours` is what published runs lead to expect, a wider interval whose coverage is known.
+Sources: Young 1974; Daly 2006; `data/reliability.csv`; `tq.systems.runs`.
 """
 
 from __future__ import annotations
@@ -21,31 +24,10 @@ from tq.economics.intervals import Interval
 from tq.economics.uncertainty import Bar, Uncertain, monte_carlo, sample, tornado
 from tq.systems import Cluster, Compression, Layout, Prediction, Transformer, predict, tables
 from tq.systems.checks import positive
+from tq.systems.runs import accelerator_hours
 
 LEVEL = 0.8
 CHECKPOINT_BYTES = 14.0  # a parameter: 16-bit weights, fp32 master copy and both moments
-
-
-@cache
-def models() -> dict[str, tuple[Transformer, float]]:
-    """{name: (shape, published parameters)} of `data/models.csv`."""
-    path = tables.folder() / "models.csv"
-    columns = "name,layers,hidden,heads,vocab,seq,kv_heads,ffn,gated,published_billion,source,checked,note".split(",")
-    found = {}
-    for line, row in enumerate(tables.read(path, columns), start=2):
-        layers, hidden, heads, vocab, seq, kv_heads, ffn = (
-            int(tables.number(path, line, column, row[column])) for column in columns[1:8]
-        )
-        shape = Transformer(layers, hidden, heads, vocab, seq, kv_heads, ffn, gated=row["gated"] == "yes")
-        found[row["name"]] = (shape, tables.number(path, line, "published_billion", row["published_billion"]) * 1e9)
-    return found
-
-
-def model(name: str) -> Transformer:
-    """A published shape by its name; ValueError lists the names."""
-    if name not in models():
-        raise ValueError(f"model={name!r}: accepted are {', '.join(models())}")
-    return models()[name][0]
 
 
 @cache
@@ -100,7 +82,8 @@ def waste(parameters: float, gpus: int, failures: Failures) -> Waste:
 
 @dataclass(frozen=True)
 class RunCost:
-    """80 % intervals. usd: GPUs alone; storage_usd: checkpoints kept to the end. tornado: of usd, widest first."""
+    """80 % intervals, of the iteration as predicted. usd: GPUs alone; storage_usd: checkpoints kept to the end.
+    published_gpu_hours: of published whole runs. tornado: of usd, widest first."""
 
     prediction: Prediction
     iterations: float
@@ -111,6 +94,7 @@ class RunCost:
     kwh: Interval
     carbon_kg: Interval
     storage_usd: float
+    published_gpu_hours: Interval
     waste: Waste | None
     tornado: list[Bar]
 
@@ -164,10 +148,11 @@ def run_cost(
     gigabytes = checkpoints_kept * shape.parameters * CHECKPOINT_BYTES / 1e9
     per_kwh = energy.carbon_kg(1.0, region)
     wall = central(hours)
+    whole = accelerator_hours(shape.active_parameters, tokens, cluster.gpu)
     return RunCost(
         prediction, iterations, iteration, wall, wall * cluster.gpus,
         monte_carlo(usd, inputs, samples, seed).interval(LEVEL), central(kwh), central(kwh) * per_kwh,
-        gigabytes * usd_per_gb_month * wall.mid / 730, lost,
+        gigabytes * usd_per_gb_month * wall.mid / 730, Interval(whole.low, whole.median, whole.high), lost,
         tornado(usd, {name: inputs[name] for name in ("iteration_s", "usd_per_gpu_hour")}),
     )  # fmt: skip
 

@@ -3,7 +3,7 @@
 Two constants a GPU type (gemm, hbm), two a software generation (compute, communication); compute is 1 by definition for
 the generation that anchors a GPU type. It is the most probable set of constants where errors of a row are Laplace with
 a scale of 3 % and the constants log-normal around what is plausible beforehand; that keeps those of few rows sound.
-Searched on grids that shrink, one pair at a time: no random numbers. Held-out rows are never read.
+Searched on grids that shrink: no random numbers. Held-out rows are never read.
 The interval comes from errors of rows left out one at a time, everything fitted anew without them.
 """
 
@@ -23,14 +23,17 @@ from tq.systems import tables
 from tq.systems.efficiency import CONSTANTS, FITTED, Efficiency, generations
 from tq.systems.validation import is_timed, published, run, seconds
 
-Constants = dict[tuple[str, str], tuple[float, float]]
+Array = NDArray[Any]
+Pair = tuple[float, float]
+Constants = dict[tuple[str, str], Pair]
 ANCHORS = ("megatron-2022", "megatron-core")  # their compute is 1: a GPU's constants are those it shows under them
 PRIOR = {"gpu": (0.75, 0.8), "software": (1.0, 1.0)}
 BOUNDS = {"gpu": ((0.4, 0.98), (0.3, 0.98)), "software": ((0.6, 1.8), (0.05, 30.0))}
 SPREAD = {"gpu": (0.07, 0.2), "software": (0.15, 0.7)}  # standard deviation of the log beforehand
 ROW_ERROR = 0.03
 WIDE = 1.5  # how much wider the interval is for a GPU type that no row was fitted to; an assumption
-GRID, ROUNDS, SHRINK = 15, 24, 0.78
+REACH = {"gpu": (1.0, 1.0), "software": (1.0, 9.0)}  # of the grids, in their width
+ROUNDS, SHRINK = 14, 0.7
 
 Row = dict[str, str]
 
@@ -44,39 +47,69 @@ def _times(row: Row, gpu: tuple[Any, Any], software: tuple[Any, Any]) -> Any:
     return run(row, constants).iteration_s
 
 
-def _grid(kind: str, name: str, at: tuple[float, float], width: float) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Pairs around a point: each constant times exp(-width) to exp(width) of its range, within its bounds."""
+def _grid(name: str, kind: str, at: Pair, width: float, points: int) -> tuple[Array, Array]:
+    """Pairs [P] around a point: each constant times exp(-width) to exp(width), within its bounds; communication, known
+    least beforehand, over nine times the range."""
     axes = []
-    for value, (low, high), slow in zip(at, BOUNDS[kind], (1.0, 3.0 if kind == "software" else 1.0), strict=True):
-        steps = np.exp(np.linspace(-width * slow, width * slow, GRID))
-        axes.append(np.clip(value * steps, low, high))
+    for value, (low, high), range_of in zip(at, BOUNDS[kind], REACH[kind], strict=True):
+        axes.append(np.clip(value * np.exp(np.linspace(-width, width, points) * range_of), low, high))
     if name in ANCHORS:
         axes[0] = np.ones(1)
     first, second = np.meshgrid(*axes)
     return first.ravel(), second.ravel()
 
 
-def fit(rows: Sequence[Row]) -> Constants:
-    """Constants of every GPU type and generation in these rows, and the prior for generations without one."""
-    keys = {("gpu", row["gpu_type"]): 0 for row in rows} | {("software", row["software"]): 0 for row in rows}
-    found: Constants = {key: PRIOR[key[0]] for key in keys}
-    logs = {row["id"]: np.log(seconds(row)) for row in rows}
-    width = 0.35
+def _prior_loss(kind: str, pair: tuple[Any, Any]) -> Any:
+    terms = zip(pair, PRIOR[kind], SPREAD[kind], strict=True)
+    return sum(ROW_ERROR / 2 * (np.log(value / prior) / spread) ** 2 for value, prior, spread in terms)
+
+
+def loss(rows: Sequence[Row], constants: Constants) -> float:
+    """What the fit makes small: absolute logs of the errors, and how far the constants are from the prior."""
+    return sum(map(abs, errors(rows, constants))) + sum(
+        _prior_loss(kind, pair) for (kind, _), pair in constants.items()
+    )
+
+
+def _fit_gpu(rows: Sequence[Row]) -> Constants:
+    """Of the rows of one GPU type: for each pair of the GPU [G] the best pair of each generation [S], in ever finer
+    grids around the best found so far."""
+    gpu_key = "gpu", rows[0]["gpu_type"]
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(("software", row["software"]), []).append(row)
+    found: Constants = {gpu_key: PRIOR["gpu"]} | {key: PRIOR["software"] for key in groups}
+    width = 0.3
     for _ in range(ROUNDS):
-        for key in found:
-            kind, name = key
-            column = "gpu_type" if kind == "gpu" else "software"
-            pairs = _grid(kind, name, found[key], width)
-            loss = np.zeros(pairs[0].size)
-            for row in (each for each in rows if each[column] == name):
-                gpu = pairs if kind == "gpu" else found["gpu", row["gpu_type"]]
-                software = pairs if kind == "software" else found["software", row["software"]]
-                loss += np.abs(np.log(_times(row, gpu, software)) - logs[row["id"]])
-            for value, prior, spread in zip(pairs, PRIOR[kind], SPREAD[kind], strict=True):
-                loss += ROW_ERROR / 2 * (np.log(value / prior) / spread) ** 2
-            best = int(np.argmin(loss))
-            found[key] = float(pairs[0][best]), float(pairs[1][best])
+        gemm, hbm = _grid("", "gpu", found[gpu_key], width, 7)
+        total_G = _prior_loss("gpu", (gemm, hbm))
+        best_of: dict[tuple[str, str], tuple[Array, tuple[Array, Array]]] = {}
+        for key, group in groups.items():
+            pairs = _grid(key[1], "software", found[key], width, 13)
+            loss_GS = _prior_loss("software", pairs)[None, :]
+            for row in group:
+                times = _times(row, (gemm[:, None], hbm[:, None]), (pairs[0][None, :], pairs[1][None, :]))
+                loss_GS = loss_GS + np.abs(np.log(times / seconds(row)))
+            best_of[key] = loss_GS.argmin(1), pairs
+            total_G = total_G + loss_GS.min(1)
+        best = int(total_G.argmin())
+        found[gpu_key] = float(gemm[best]), float(hbm[best])
+        for key, (index_G, pairs) in best_of.items():
+            found[key] = float(pairs[0][index_G[best]]), float(pairs[1][index_G[best]])
         width *= SHRINK
+    return found
+
+
+def fit(rows: Sequence[Row]) -> Constants:
+    """Constants of every GPU type and generation in these rows. ValueError where a generation ran on two GPU types."""
+    types = {row["software"]: row["gpu_type"] for row in rows}
+    found: Constants = {}
+    for gpu in sorted(set(types.values())):
+        mine = [row for row in rows if row["gpu_type"] == gpu]
+        foreign = [row["software"] for row in mine if types[row["software"]] != gpu]
+        if foreign:
+            raise ValueError(f"software={foreign[0]!r}: rows to fit must have one GPU type a generation")
+        found |= _fit_gpu(mine)
     return found
 
 
@@ -92,7 +125,12 @@ def errors(rows: Sequence[Row], constants: Constants) -> list[float]:
 
 def left_out(rows: Sequence[Row]) -> list[float]:
     """The error of each row under constants fitted to all the others."""
-    return [errors([row], fit([each for each in rows if each is not row]))[0] for row in rows]
+    out = []
+    for row in rows:
+        # other GPU types have no part in it
+        others = [each for each in rows if each is not row and each["gpu_type"] == row["gpu_type"]]
+        out += errors([row], fit(others))
+    return out
 
 
 def interval(residuals: Sequence[float], share: float = 0.8) -> tuple[float, float]:

@@ -116,8 +116,8 @@ class Compression:
     of gradients; every rank then keeps whole first moments, so ZeRO does not shard them. activations: what the forward
     pass keeps for the backward one. states: both moments of the optimizer. feedback: an fp32 residual a parameter.
 
-    hbm_fraction: speed of the codec, as a share of the memory bandwidth over the bytes that it reads and writes. On GPUs
-    it is not measured: .5 is an assumption, within what the CPU kernels reach of their copy bandwidth (chapter
+    hbm_fraction: speed of the codec, as a share of the memory bandwidth over the bytes that it reads and writes. It is
+    not measured on GPUs: .5 is an assumption, within what the CPU kernels reach of their copy bandwidth (chapter
     `kernels`, two rounds). It may be an array of samples.
     elements_per_s: a measured speed (encode and decode alike) in its place."""
 

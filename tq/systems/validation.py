@@ -1,5 +1,6 @@
 """Published runs against the model: `data/published_runs.csv`, row by row, fit and held-out rows apart.
 
+    python -m tq.systems.validation      # the table, the medians, and what other tools print of themselves
     for row in table(): print(row.id, row.split, row.published, row.predicted, row.error)
 
 What is compared: time of an iteration or throughput, memory of a GPU. The split stands in the file: within a software
@@ -171,3 +172,26 @@ def median_error(rows: Iterable[Row], keep: Callable[[Row], bool] = lambda row: 
     if not errors:
         raise ValueError("no row is left to take the median of")
     return float(np.median(errors))
+
+
+def report() -> str:
+    """The table as text, its medians, and what other tools print of themselves."""
+    rows = table()
+    lines = [f"{'run':27} {'split':9} {'published':>10} {'predicted':>10} {'unit':8} error of time or memory"]
+    for row in rows:
+        inside = "" if row.covered or row.kind == "memory" else "  outside its interval"
+        figures = f"{row.published:10.4g} {row.predicted:10.4g} {row.unit:8}"
+        lines.append(f"{row.id:27} {row.split:9} {figures} {row.error:+7.1%}{inside}")
+    for kind in ("time", "memory"):
+        for split in ("fit", "held-out"):
+            kept = [row for row in rows if row.kind == kind and row.split == split]
+            if kept:
+                largest = max(abs(row.error) for row in kept)
+                lines.append(
+                    f"{kind}, {split}: median {median_error(kept):.1%}, largest {largest:.1%}, {len(kept)} rows"
+                )
+    return "\n".join(lines + [f"{tool}, as it prints: {what}: {error}" for tool, what, error in PEERS])
+
+
+if __name__ == "__main__":
+    print(report())

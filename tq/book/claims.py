@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from tq import Codec
-from tq.book import ledger, memory_claims, paths, training_claims
+from tq.book import capacity_claims, ledger, memory_claims, paths, training_claims
 from tq.book.arithmetic import NF4_DQ, STORED, STORED_BF16, SUMS
 from tq.book.ledger import (
     NOT_CHECKABLE,
@@ -152,6 +152,7 @@ RULES: dict[str, Rule] = {
     **SUMS,
     **memory_claims.RULES,  # S0-002 is a sum as well; what was measured says more
     **training_claims.RULES,
+    **capacity_claims.RULES,
 }
 
 # --- what cannot be checked, and why --------------------------------------------------------------------------

@@ -346,8 +346,8 @@ SUMS: dict[str, Sum] = {
         }, "dollars", note="The document calls it storage.", see=FAILURES,
     ),
     "S2-017": Within(
-        _KEPT, lambda: {f"at {price} dollars": _stored_usd(1.27, price) for price in (0.015, 0.03, 0.1)}, "dollars", 0.0,
-        claimed=(10e3, 99e3), note="At a ratio of 1.27, if every checkpoint of a month is kept.", see=FAILURES,
+        _KEPT, lambda: {f"at {price} dollars": _stored_usd(1.27, price) for price in (0.015, 0.03, 0.1)}, "dollars",
+        0.0, claimed=(10e3, 99e3), note="At a ratio of 1.27, if every checkpoint of a month is kept.", see=FAILURES,
     ),
     "S2-011": Within(
         _YOUNG,

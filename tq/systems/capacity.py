@@ -52,7 +52,7 @@ def footprint(
     model: Transformer, layout: Layout, gpu_bytes: float, *, compression: Compression | None = None,
     gradient_bytes: float = 4.0, flash: bool = True,
 ) -> Footprint:  # fmt: skip
-    """Of the pipeline stage that is full first on a GPU of so many bytes. The number of the layout's micro-batches stays;
+    """Of the pipeline stage that is full first on a GPU of so many bytes. The layout's number of micro-batches stays,
     their size is ignored. gradient_bytes, flash: as in ``memory``."""
     stages = ("first", "last") if layout.pp > 1 else ("first",)
     found = [_footprint(model, layout, stage, compression, gradient_bytes, flash) for stage in stages]

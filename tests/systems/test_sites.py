@@ -11,7 +11,8 @@ from tq.systems.sites import Sites
 
 cases = st.builds(
     Sites, compute_s=st.floats(0.1, 100), numbers=st.floats(1e6, 1e12), sites=st.integers(2, 64),
-    bits=st.sampled_from([4.25, 8.0, 16.0, 32.0]), every=st.sampled_from([1, 10, 500]), hidden=st.sampled_from([0.0, 0.5]),
+    bits=st.sampled_from([4.25, 8.0, 16.0, 32.0]), every=st.sampled_from([1, 10, 500]),
+    hidden=st.sampled_from([0.0, 0.5]),
 )  # fmt: skip
 links = st.builds(Link, bytes_per_s=st.floats(1e5, 1e12), alpha_s=st.floats(0, 0.1))
 

@@ -1,18 +1,19 @@
 """Sites with a slow link: the inverse of the model, its limits, its laws."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tq.systems.network import Link
+from tq.systems.network import Link, ring_s
 from tq.systems.sites import Sites
 
 cases = st.builds(
     Sites, compute_s=st.floats(0.1, 100), numbers=st.floats(1e6, 1e12), sites=st.integers(2, 64),
     bits=st.sampled_from([4.25, 8.0, 16.0, 32.0]), every=st.sampled_from([1, 10, 500]),
-    hidden=st.sampled_from([0.0, 0.5]),
+    hidden=st.sampled_from([0.0, 0.5]), server=st.booleans(),
 )  # fmt: skip
 links = st.builds(Link, bytes_per_s=st.floats(1e5, 1e12), alpha_s=st.floats(0, 0.1))
 
@@ -28,8 +29,7 @@ def test_the_rate_for_a_use_gives_that_use(case: Sites, use: float, alpha_s: flo
 
 @given(cases, links)
 def test_a_site_is_never_faster_than_alone_and_gains_from_fewer_bytes(case: Sites, link: Link) -> None:
-    shorter = Sites(case.compute_s, case.numbers, case.sites, case.bits / 2, case.every, case.hidden)
-    rarer = Sites(case.compute_s, case.numbers, case.sites, case.bits, 2 * case.every, case.hidden)
+    shorter, rarer = replace(case, bits=case.bits / 2), replace(case, every=2 * case.every)
     assert case.compute_s <= shorter.step_s(link) <= case.step_s(link)
     assert rarer.step_s(link) <= case.step_s(link) * (1 + 1e-12)
     assert rarer.bytes_per_step == pytest.approx(case.bytes_per_step / 2)
@@ -40,6 +40,14 @@ def test_two_sites_by_hand() -> None:
     case = Sites(13.0, 70e9)
     assert case.exchange_s(Link.mbit(10_000)) == pytest.approx(112.0)
     assert case.use(Link.mbit(10_000)) == pytest.approx(13 / 125)
+
+
+def test_a_ring_is_the_ring_of_the_network_model_and_a_server_takes_what_its_longest_ring_takes() -> None:
+    link = Link(1e9, 0.02)
+    assert Sites(1.0, 1e9, 8).exchange_s(link) == pytest.approx(ring_s(1e9, 8, link, 2.0))
+    server, ring = Sites(1.0, 1e9, 10_000, server=True), Sites(1.0, 1e9, 10_000)
+    assert server.exchange_s(Link(1e9)) == pytest.approx(ring.exchange_s(Link(1e9)), rel=1e-3)
+    assert server.bytes_per_step == pytest.approx(ring.bytes_per_step / 2, rel=1e-3)
 
 
 @pytest.mark.parametrize("field", [{"compute_s": 0.0}, {"numbers": -1.0}, {"every": 0}, {"hidden": 1.5}, {"sites": 0}])

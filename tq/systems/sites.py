@@ -1,7 +1,7 @@
 """Time of a training step whose replicas sit at several sites with a slow link between them.
 
 Inside a site everything is as in `tq.systems.step`; between the sites one rank of each exchanges `numbers` numbers in a
-ring, every `every` steps: 1 for data parallelism, H for DiLoCo [Douillard et al. 2023, arXiv:2311.08105], whose loss
+ring, or with a server whose own link is not short, every `every` steps: 1 for data parallelism, H for DiLoCo [Douillard et al. 2023, arXiv:2311.08105], whose loss
 is another question. Not modelled: sites of unequal speed, links that others use, lost packets, nodes that leave.
 """
 
@@ -19,7 +19,7 @@ from tq.systems.network import Link
 class Sites:
     """compute_s: a step inside a site, alone. numbers: parameters that the sites must agree on. bits: a number on the
     wire, scales included. every: steps between exchanges. hidden: share of the computation that an exchange can hide
-    behind."""
+    behind. server: each site sends its numbers to a server and gets the mean, one after the other, in place of a ring."""
 
     compute_s: float
     numbers: float
@@ -27,6 +27,7 @@ class Sites:
     bits: float = 16.0
     every: int = 1
     hidden: float = 0.0
+    server: bool = False
 
     def __post_init__(self) -> None:
         positive("compute_s", self.compute_s)
@@ -37,13 +38,28 @@ class Sites:
         positive("hidden", self.hidden, zero=True, most=1.0)
 
     @property
+    def _sent_bytes(self) -> float:
+        """What leaves a site in one exchange."""
+        each = self.bits / 8
+        return self.numbers * each if self.server else network.ring_bytes(self.numbers, self.sites, each)
+
+    @property
+    def _line_bytes(self) -> float:
+        """Bytes that the link carries one after the other: a ring sends and receives at the same time."""
+        return 2 * self._sent_bytes if self.server else self._sent_bytes
+
+    @property
+    def _rounds(self) -> int:
+        return 2 if self.server else 2 * (self.sites - 1)
+
+    @property
     def bytes_per_step(self) -> float:
         """What leaves a site in the mean step."""
-        return network.ring_bytes(self.numbers, self.sites, self.bits / 8) / self.every
+        return self._sent_bytes / self.every
 
     def exchange_s(self, link: Link) -> float:
         """One exchange."""
-        return network.ring_s(self.numbers, self.sites, link, self.bits / 8)
+        return link.seconds(self._line_bytes) + self._rounds * link.alpha_s
 
     def step_s(self, link: Link) -> float:
         """The mean step."""
@@ -58,7 +74,7 @@ class Sites:
         """Bytes/s that a site needs for a share of use below 1; inf where the latency alone is too long."""
         positive("use", use, most=1.0)
         positive("alpha_s", alpha_s, zero=True)
-        allowed = (1 / use - 1 + self.hidden) * self.compute_s * self.every - 2 * (self.sites - 1) * alpha_s
+        allowed = (1 / use - 1 + self.hidden) * self.compute_s * self.every - self._rounds * alpha_s
         if allowed <= 0:
             return math.inf
-        return network.ring_bytes(self.numbers, self.sites, self.bits / 8) / allowed
+        return self._line_bytes / allowed

@@ -1,8 +1,9 @@
 """Time of a training step whose replicas sit at several sites with a slow link between them.
 
 Inside a site everything is as in `tq.systems.step`; between the sites one rank of each exchanges `numbers` numbers in a
-ring, or with a server whose own link is not short, every `every` steps: 1 for data parallelism, H for DiLoCo [Douillard et al. 2023, arXiv:2311.08105], whose loss
-is another question. Not modelled: sites of unequal speed, links that others use, lost packets, nodes that leave.
+ring, or with a server whose own link is not short, every `every` steps: 1 for data parallelism, H for DiLoCo [Douillard
+et al. 2023, arXiv:2311.08105], whose loss is another question. Not modelled: sites of unequal speed, links that others
+use, lost packets, nodes that leave.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from tq.systems.network import Link
 class Sites:
     """compute_s: a step inside a site, alone. numbers: parameters that the sites must agree on. bits: a number on the
     wire, scales included. every: steps between exchanges. hidden: share of the computation that an exchange can hide
-    behind. server: each site sends its numbers to a server and gets the mean, one after the other, in place of a ring."""
+    behind. server: in place of a ring, each site sends its numbers to a server and then gets the mean."""
 
     compute_s: float
     numbers: float

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from tq import Codec
-from tq.book import capacity_claims, ledger, memory_claims, paths, training_claims
+from tq.book import capacity_claims, infrastructure_claims, ledger, memory_claims, paths, training_claims
 from tq.book.arithmetic import NF4_DQ, STORED, STORED_BF16, SUMS
 from tq.book.ledger import (
     NOT_CHECKABLE,
@@ -153,6 +153,7 @@ RULES: dict[str, Rule] = {
     **memory_claims.RULES,  # S0-002 is a sum as well; what was measured says more
     **training_claims.RULES,
     **capacity_claims.RULES,
+    **infrastructure_claims.RULES,
 }
 
 # --- what cannot be checked, and why --------------------------------------------------------------------------
@@ -167,7 +168,7 @@ REASONS = {
     "lost": ("the figure was lost from the document", "An undamaged copy."),
 }
 NOT_CHECKABLE_BECAUSE = {
-    "opinion": "S0-042 S1-025 S4-013",
+    "opinion": "S1-025 S4-013",
     "limit": "S0-056",
     "plan": "S0-061 S0-062 S0-065",
     "source": "S1-021 S3-020 S3-021 S3-022 S3-035 S3-069",

@@ -22,7 +22,13 @@ pytest.importorskip("sphinx")  # of [book]; CI does not allow this skip
 from tests.book import helpers as h  # noqa: E402
 from tq.book import __main__ as cli  # noqa: E402
 from tq.book import (  # noqa: E402
-    arithmetic, capacity_claims, claims, infrastructure_claims, ledger, memory_claims, training_claims,
+    arithmetic,
+    capacity_claims,
+    claims,
+    infrastructure_claims,
+    ledger,
+    memory_claims,
+    training_claims,
 )  # fmt: skip
 
 ROOT = Path(__file__).resolve().parents[2]

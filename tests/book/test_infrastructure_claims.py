@@ -1,4 +1,4 @@
-"""Rules over impact-infrastructure follow its results, and take shaped links into their text where they are recorded."""
+"""Rules over impact-infrastructure follow its results, and name what shaped links said where it is recorded."""
 
 import dataclasses
 import json

@@ -43,8 +43,8 @@ def several_sites(claim: Claim, facts: Facts) -> Finding:
     published = facts(SITES, "intellect/use/lowest")
     impossible = need["diloco-bf16"] > LEASED_GBIT and published < FEASIBLE
     helps = need["4-bits"] < 0.8 * need["bf16"] and need["4-bits"] <= 100
-    text = f"it was done before: ten billion parameters on three continents at {published:.0%} of use and more. For 70B at "
-    text += f"two sites of 128 H100 an exchange every step is feasible from {need['bf16']:.0f} Gbit/s in bf16 and from "
+    text = f"it was done before: ten billion parameters on three continents at {published:.0%} of use and more. For "
+    text += f"70B at two sites of 128 H100 an exchange every step is feasible from {need['bf16']:.0f} Gbit/s in bf16 and from "
     text += f"{need['4-bits']:.0f} with four bits, so codes decide between the two; agreeing every hundred steps needs "
     text += f"{need['diloco-bf16']:.2f} without codes and {need['diloco-4']:.2f} with them; {_shaped(facts)}"
     change = "Another meaning of feasible than half of the time computing; a loss of DiLoCo that does not hold up."
@@ -53,7 +53,7 @@ def several_sites(claim: Claim, facts: Facts) -> Finding:
 
 
 def become_practical(claim: Claim, facts: Facts) -> Finding:
-    """Each scenario is below feasible without codes and above with them, every step; in part if one is, or with DiLoCo."""
+    """Each scenario is infeasible without codes and feasible with them, every step; in part if one is, or by DiLoCo."""
     flips, rare, shown = [], [], []
     for name, (words, mbit) in SCENARIOS.items():
         plain = facts(SITES, f"use/{name}/{'fp32' if name == 'pool' else 'bf16'}/{mbit}")
@@ -118,7 +118,8 @@ SUMS = {
     "S0-006": Within(
         "effective rate of 100G over that of 400G",
         lambda: {
-            "when only Ethernet codes an fp32 payload": 100 * 32 / STORED / 400, "a bf16 payload": 100 * 16 / STORED / 400, "when both code": 0.25,
+            "when only Ethernet codes an fp32 payload": 100 * 32 / STORED / 400,
+            "a bf16 payload": 100 * 16 / STORED / 400, "when both code": 0.25,
         }, "x", claimed=(1.0, math.inf),
         note="Payload of data parallelism alone; tensor and pipeline traffic keeps the raw rate.",
     ),

@@ -14,7 +14,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from tq import Codec
-from tq.book import capacity_claims, infrastructure_claims, ledger, memory_claims, paths, training_claims
+from tq.book import (
+    capacity_claims, energy_claims, infrastructure_claims, ledger, memory_claims, paths, training_claims,
+)  # fmt: skip
 from tq.book.arithmetic import NF4_DQ, STORED, STORED_BF16, SUMS
 from tq.book.ledger import (
     NOT_CHECKABLE,
@@ -154,6 +156,7 @@ RULES: dict[str, Rule] = {
     **training_claims.RULES,
     **capacity_claims.RULES,
     **infrastructure_claims.RULES,
+    **energy_claims.RULES,
 }
 
 # --- what cannot be checked, and why --------------------------------------------------------------------------

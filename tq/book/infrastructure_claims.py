@@ -44,8 +44,10 @@ def several_sites(claim: Claim, facts: Facts) -> Finding:
     impossible = need["diloco-bf16"] > LEASED_GBIT and published < FEASIBLE
     helps = need["4-bits"] < 0.8 * need["bf16"] and need["4-bits"] <= 100
     text = f"it was done before: ten billion parameters on three continents at {published:.0%} of use and more. For "
-    text += f"70B at two sites of 128 H100 an exchange every step is feasible from {need['bf16']:.0f} Gbit/s in bf16 and from "
-    text += f"{need['4-bits']:.0f} with four bits, so codes decide between the two; agreeing every hundred steps needs "
+    text += (
+        f"70B at two sites of 128 H100 an exchange every step is feasible from {need['bf16']:.0f} Gbit/s in bf16 and "
+    )
+    text += f"from {need['4-bits']:.0f} with four bits, so codes decide between the two; every hundred steps it needs "
     text += f"{need['diloco-bf16']:.2f} without codes and {need['diloco-4']:.2f} with them; {_shaped(facts)}"
     change = "Another meaning of feasible than half of the time computing; a loss of DiLoCo that does not hold up."
     verdict = _graded(impossible and helps, helps)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tq.book.arithmetic import GIB, LOOSE, TIGHT, Numbers, Sum
+from tq.book.arithmetic import GIB, LOOSE, NF4_DQ, TIGHT, Numbers, Sum
 from tq.book.ledger import NOT_REPRODUCED, PARTLY, REPRODUCED, Claim, Facts, Finding, Rule
 from tq.systems import Layout, Transformer, memory, network
 from tq.systems.network import Link
@@ -294,6 +294,34 @@ SUMS: dict[str, Sum] = {
         }, "GB", claimed=(1.0, 99.0), note="A 70B shape; that of a 100B model is not given.", confidence="medium",
     ),
     "S4-090": Sum("64 / 8 heads", lambda: {"for 64 query heads on 8": 64 / 8}, "x", TIGHT),
+    "S1-023": Within(
+        f"70e9 * bits / 8, of 141 GB; {NF4_DQ:.4g} bits for NF4 with double quantization",
+        lambda: {
+            "with 4-bit weights and adapters": 70 * NF4_DQ / 8, "with adapters on bf16 weights": 70.0 * 2,
+            "for all parameters at 16 bytes": 70.0 * 16,
+        }, "GB", 0.0, claimed=(0.0, 141.0), note="Weights and states on one card of 141 GB.", see=SINGLE,
+    ),
+    "S3-067": Sum(
+        "parameters that a token visits, of all: 2 of 8 experts, 32 layers, width 4,096 and 14,336",
+        lambda: {
+            "as its shape says": (
+                Transformer.preset("mixtral-8x7b").active_parameters / 1e9,
+                Transformer.preset("mixtral-8x7b").parameters / 1e9,
+            )
+        }, "billion", TIGHT, claimed=(12.9, 47.0),
+    ),
+    "S3-068": Within(
+        "(1 - a^(g+1)) / ((1 - a) (1 + g c)): g tokens guessed, accepted with a, a guess costs c [Leviathan et al. 2023]",
+        lambda: {f"for a = {a}, g = 5, c = 0.05": (1 - a**6) / ((1 - a) * 1.25) for a in (0.6, 0.8, 0.9)}, "x", 0.05,
+        claimed=(2.0, 3.6), confidence="medium",
+    ),
+    "S3-036": Sum(
+        "1 + 99 * share of misses, 1.1 GB read in a circle through 1 GB, the slow level 100 times slower",
+        lambda: {
+            "with the least recently used evicted: every read misses": 1 + 99 * 1.0,
+            "with the best eviction": 1 + 99 * 0.1 / 1.1,
+        }, "x", note="Random access misses a share of 9 % as well.", confidence="medium",
+    ),
     # --- a single card ----------------------------------------------------------------------------------------
     "S1-015": Within(
         "GPUs * 400 / 80 - 1",

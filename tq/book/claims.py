@@ -15,7 +15,13 @@ from dataclasses import asdict
 
 from tq import Codec
 from tq.book import (
-    capacity_claims, energy_claims, infrastructure_claims, ledger, memory_claims, paths, training_claims,
+    capacity_claims,
+    energy_claims,
+    infrastructure_claims,
+    ledger,
+    memory_claims,
+    paths,
+    training_claims,
 )  # fmt: skip
 from tq.book.arithmetic import NF4_DQ, STORED, STORED_BF16, SUMS
 from tq.book.ledger import (

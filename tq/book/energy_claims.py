@@ -62,8 +62,8 @@ def gpt3_bill(claim: Claim, facts: Facts) -> Finding:
     """At the industrial price, within a tenth; in part within a factor of two."""
     claimed = claim.number() * (1000 if "K" in claim.value else 1)
     usd, implied = facts(ENERGY, "gpt3/usd"), facts(ENERGY, "gpt3/implied")
-    text = f"{usd:,.0f} dollars at the mean industrial price of the United States; the claim needs {implied:.3f} dollars a "
-    text += "kWh, which other customers do pay"
+    text = f"{usd:,.0f} dollars at the mean industrial price of the United States; the claim needs "
+    text += f"{implied:.3f} dollars a kWh"
     verdict = _graded(abs(usd / claimed - 1) <= 0.1, 0.5 <= usd / claimed <= 2)
     return Finding(verdict, text, "The price that the site paid.", "low", "1,287 MWh * price")
 
@@ -81,15 +81,14 @@ def frontier_energy(claim: Claim, facts: Facts) -> Finding:
 
 
 def industry_carbon(claim: Claim, facts: Facts) -> Finding:
-    """One cluster of 100,000 GPUs makes half of a million tonnes a year; in part a tenth. An order of magnitude only."""
+    """One cluster of 100,000 GPUs makes half of a million tonnes a year; in part a tenth: an order of magnitude."""
     cluster, megawatts = facts(ENERGY, "carbon/cluster"), facts(ENERGY, "carbon/mw-for-a-megatonne")
-    text = f"plausible as an order: a million tonnes a year on the world's mean grid is {megawatts:.0f} MW all year, and one "
-    text += (
-        f"cluster of 100,000 H100 emits {cluster:.2f} million; how much of the industry trains was metered by nobody"
+    text = (
+        f"plausible as an order: a million tonnes a year on the world's mean grid is {megawatts:.0f} MW all year, and "
     )
-    return Finding(
-        _graded(cluster >= 0.5, cluster >= 0.1), text, "Totals of the industry.", "low", "MW * 8760 h * kg/kWh"
-    )
+    text += f"one cluster of 100,000 H100 emits {cluster:.2f} million; what the industry trains was metered by nobody"
+    verdict = _graded(cluster >= 0.5, cluster >= 0.1)
+    return Finding(verdict, text, "Totals of the industry.", "low", "MW * 8760 h * kg/kWh")
 
 
 RULES: dict[str, Rule] = {

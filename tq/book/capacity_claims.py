@@ -311,7 +311,7 @@ SUMS: dict[str, Sum] = {
         }, "billion", TIGHT, claimed=(12.9, 47.0),
     ),
     "S3-068": Within(
-        "(1 - a^(g+1)) / ((1 - a) (1 + g c)): g tokens guessed, accepted with a, a guess costs c [Leviathan et al. 2023]",
+        "(1 - a^(g+1)) / ((1 - a) (1 + g c)): g tokens guessed, accepted with a, a guess costs c [Leviathan 2023]",
         lambda: {f"for a = {a}, g = 5, c = 0.05": (1 - a**6) / ((1 - a) * 1.25) for a in (0.6, 0.8, 0.9)}, "x", 0.05,
         claimed=(2.0, 3.6), confidence="medium",
     ),

@@ -25,12 +25,13 @@ from tq.book import (  # noqa: E402
     arithmetic,
     capacity_claims,
     claims,
+    distributed_claims,
     energy_claims,
     infrastructure_claims,
     ledger,
     memory_claims,
     training_claims,
-)  # fmt: skip
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "data" / "claims.csv"
@@ -223,7 +224,9 @@ def test_each_rule_follows_the_results(root: Path, name: str, changed: dict[str,
 
 def test_every_rule_over_results_is_turned_above() -> None:
     # S1-018 is not checkable and reads no result; rules of other modules have tests of their own
-    modules = (memory_claims, training_claims, capacity_claims, infrastructure_claims, energy_claims)
+    modules = (
+        memory_claims, training_claims, distributed_claims, capacity_claims, infrastructure_claims, energy_claims,
+    )  # fmt: skip
     elsewhere = {*arithmetic.SUMS, "S1-018"}.union(*(module.RULES for module in modules))
     over_results = set(claims.RULES) - elsewhere
     assert over_results == {name for name, _, _ in TURNS}

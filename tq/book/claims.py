@@ -16,13 +16,14 @@ from dataclasses import asdict
 from tq import Codec
 from tq.book import (
     capacity_claims,
+    distributed_claims,
     energy_claims,
     infrastructure_claims,
     ledger,
     memory_claims,
     paths,
     training_claims,
-)  # fmt: skip
+)
 from tq.book.arithmetic import NF4_DQ, STORED, STORED_BF16, SUMS
 from tq.book.ledger import (
     NOT_CHECKABLE,
@@ -160,6 +161,7 @@ RULES: dict[str, Rule] = {
     **SUMS,
     **memory_claims.RULES,  # S0-002 is a sum as well; what was measured says more
     **training_claims.RULES,
+    **distributed_claims.RULES,
     **capacity_claims.RULES,
     **infrastructure_claims.RULES,
     **energy_claims.RULES,

@@ -1,6 +1,5 @@
 """Rules over impact-infrastructure follow its results, and name what shaped links said where it is recorded."""
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -24,15 +23,10 @@ RESULTS: dict[str, float] = {
     "use/hybrid/diloco-4/10000": 0.95,
     "use/pool/fp32/100000": 0.33,
     "use/pool/4-bits/100000": 0.63,
-    "use/pool/fp32/400000": 0.84,
     "use/edge/bf16/100": 0.01,
     "use/edge/4-bits/100": 0.03,
     "use/edge/diloco-bf16/100": 0.48,
     "use/edge/diloco-4/100": 0.78,
-    "cost/infiniband/lowest": 4.2,
-    "cost/infiniband/highest": 11.6,
-    "cost/cluster": 49.0,
-    "cost/ratio": 2.14,
 }
 SHAPED = {"sites/sooner/diloco-32-4": 120.0, "sites/sooner/ddp-4": 6.0, "gap/diloco": 0.02}
 
@@ -57,24 +51,17 @@ def put(root: Path, changed: dict[str, float]) -> None:
 F, P, N = "reproduced", "partly", "not reproduced"
 ALL_FLIP = {"use/hybrid/4-bits/10000": 0.6, "use/edge/4-bits/100": 0.6}
 NONE_FLIP = {"use/pool/4-bits/100000": 0.4, "use/edge/diloco-4/100": 0.4}
+IMPOSSIBLE = {"need/datacenters/diloco-bf16/50": 50.0, "intellect/use/lowest": 0.2}
 TURNS: list[tuple[str, dict[str, float], str]] = [
-    ("S0-041", {}, P),
-    ("S0-041", {"need/datacenters/diloco-bf16/50": 50.0, "intellect/use/lowest": 0.2}, F),
-    ("S0-041", {"need/datacenters/4-bits/50": 80.0}, N),
-    ("S0-041", {"need/datacenters/4-bits/50": 300.0, "need/datacenters/bf16/50": 1200.0}, N),
+    ("S0-041", {}, N),
+    ("S0-041", {"need/datacenters/4-bits/50": 8.0}, P),
+    ("S0-041", {"need/datacenters/4-bits/50": 8.0, **IMPOSSIBLE}, F),
+    ("S0-041", IMPOSSIBLE, N),  # and four bits do not change it
+    ("S0-041", {"need/datacenters/4-bits/50": 2.0, "need/datacenters/bf16/50": 8.0}, N),
     ("S0-042", {}, P),
     ("S0-042", ALL_FLIP, F),
     ("S0-042", NONE_FLIP, N),
     ("S0-042", {"use/pool/4-bits/100000": 0.4}, P),  # the edge with DiLoCo is left
-    ("S0-004", {}, N),
-    ("S0-004", {"cost/infiniband/highest": 12.5}, P),
-    ("S0-004", {"cost/infiniband/highest": 14.5}, F),
-    ("S0-015", {}, P),
-    ("S0-015", {"use/pool/fp32/400000": 0.3}, F),
-    ("S0-015", {"cost/ratio": 1.2}, N),
-    ("S0-016", {}, P),
-    ("S0-016", {"cost/infiniband/lowest": 9.0}, F),
-    ("S0-016", {"cost/infiniband/highest": 6.0}, N),
 ]
 
 
@@ -91,7 +78,7 @@ def test_each_rule_follows_the_results(root: Path, name: str, changed: dict[str,
 
 
 def test_every_rule_is_turned_three_ways_and_waits_for_its_results(root: Path) -> None:
-    over_results = set(infrastructure_claims.RULES) - set(infrastructure_claims.SUMS) - {"S0-005"}
+    over_results = set(infrastructure_claims.RULES)
     assert {name for name, _, _ in TURNS} == over_results
     for name in over_results:
         assert {wanted for turned, _, wanted in TURNS if turned == name} == {F, P, N}
@@ -103,18 +90,5 @@ def test_shaped_links_are_named_where_they_are_recorded_and_change_no_verdict(ro
     assert "it is not measured" in verdict("S0-041").condition
     write(root, infrastructure_claims.SHAPED, SHAPED)
     found = verdict("S0-041")
-    assert found.verdict == P and "120 times with DiLoCo" in found.condition
+    assert found.verdict == N and "120 times with DiLoCo" in found.condition
     assert infrastructure_claims.SHAPED in {each.chapter for each in found.evidence}
-
-
-def test_a_price_without_a_source_is_not_checkable(root: Path) -> None:
-    found = verdict("S0-005")
-    assert found.verdict == ledger.NOT_CHECKABLE and found.condition.startswith("source not found")
-
-
-def test_equal_throughput_depends_on_who_codes() -> None:
-    rule = infrastructure_claims.SUMS["S0-006"]
-    (claim,) = [c for c in ledger.claims() if c.id == "S0-006"]
-    assert rule(claim, ledger.Facts()).verdict == P
-    assert dataclasses.replace(rule, claimed=(0.2, 9.0))(claim, ledger.Facts()).verdict == F
-    assert dataclasses.replace(rule, claimed=(5.0, 9.0))(claim, ledger.Facts()).verdict == N

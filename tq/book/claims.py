@@ -15,7 +15,10 @@ from dataclasses import asdict
 
 from tq import Codec
 from tq.book import (
+    capacity_claims,
     distributed_claims,
+    energy_claims,
+    infrastructure_claims,
     ledger,
     memory_claims,
     paths,
@@ -163,6 +166,9 @@ RULES: dict[str, Rule] = {
     **training_claims.RULES,
     **positioning_claims.RULES,
     **distributed_claims.RULES,
+    **capacity_claims.RULES,
+    **infrastructure_claims.RULES,
+    **energy_claims.RULES,
 }
 
 # --- what cannot be checked, and why --------------------------------------------------------------------------
@@ -177,7 +183,7 @@ REASONS = {
     "lost": ("the figure was lost from the document", "An undamaged copy."),
 }
 NOT_CHECKABLE_BECAUSE = {
-    "opinion": "S0-042 S1-025 S4-013",
+    "opinion": "S1-025 S4-013",
     "limit": "S0-056",
     "plan": "S0-061 S0-062 S0-065",
     "source": "S1-021 S3-020 S3-021 S3-022 S3-035 S3-069",

@@ -1,0 +1,75 @@
+"""Rules over the results of `impact-infrastructure`: sites with slow links, and pools; see ``tq.book.claims``."""
+
+from __future__ import annotations
+
+from tq.book.ledger import NOT_REPRODUCED, PARTLY, REPRODUCED, Claim, Facts, Finding, NotRecorded, Rule
+
+SITES, SHAPED = "impact-infrastructure", "data-parallel-training"
+FEASIBLE = 0.5  # below it two sites are worth less than one
+LEASED_GBIT = 10.0  # a line between sites that is no matter of course, and can be had
+SCENARIOS = {  # key -> (words, the link that it is judged at)
+    "hybrid": ("cloud-hybrid at 10 Gbit/s", 10_000),
+    "pool": ("a pool at 100 Gbit/s a node", 100_000),
+    "edge": ("the edge at 100 Mbit/s", 100),
+}
+
+
+def _graded(whole: bool, part: bool) -> str:
+    return REPRODUCED if whole else PARTLY if part else NOT_REPRODUCED
+
+
+def _shaped(facts: Facts) -> str:
+    """What shaped links said, where they were recorded."""
+    try:
+        rare, flat = (facts(SHAPED, f"sites/sooner/{m}") for m in ("diloco-32-4", "ddp-4"))
+        gap = facts(SHAPED, "gap/diloco")
+    except NotRecorded:
+        return "between shaped links it is not measured"
+    text = (
+        f"measured between two sites with 10 Mbit/s at a million parameters: {flat:.1f} times sooner to the same loss "
+    )
+    return text + f"with four bits every step, {rare:.0f} times with DiLoCo and four bits, at a gap of {gap:+.3f} nats"
+
+
+def several_sites(claim: Claim, facts: Facts) -> Finding:
+    """Impossible: no method without codes is feasible on a leased line, and no run is published; and codes of every
+    step make it feasible there. In part if the latter alone holds."""
+    need = {m: facts(SITES, f"need/datacenters/{m}/50") for m in ("bf16", "4-bits", "diloco-bf16", "diloco-4")}
+    published = facts(SITES, "intellect/use/lowest")
+    impossible = need["diloco-bf16"] > LEASED_GBIT and published < FEASIBLE
+    helps = need["4-bits"] <= LEASED_GBIT < need["bf16"]
+    text = (
+        f"possible before: ten billion parameters on three continents at {published:.0%} of use or more. For "
+    )
+    text += (
+        f"70B at two sites of 128 H100 an exchange every step is feasible from {need['bf16']:.0f} Gbit/s in bf16 and "
+    )
+    text += f"from {need['4-bits']:.0f} with four bits, so codes decide between the two; every hundred steps it needs "
+    text += f"{need['diloco-bf16']:.2f} without codes and {need['diloco-4']:.2f} with them; {_shaped(facts)}"
+    change = "Another meaning of feasible than half of the time computing; a loss of DiLoCo that does not hold up."
+    verdict = _graded(impossible and helps, helps)
+    return Finding(verdict, text, change, "medium", "T = c + (2 (k - 1) / k N b / R) / H")
+
+
+def become_practical(claim: Claim, facts: Facts) -> Finding:
+    """Each scenario is infeasible without codes and feasible with them, every step; in part if one is, or by DiLoCo."""
+    flips, rare, shown = [], [], []
+    for name, (words, mbit) in SCENARIOS.items():
+        plain = facts(SITES, f"use/{name}/{'fp32' if name == 'pool' else 'bf16'}/{mbit}")
+        coded = facts(SITES, f"use/{name}/4-bits/{mbit}")
+        flips.append(plain < FEASIBLE <= coded)
+        text = f"{words} {plain:.0%} to {coded:.0%}"
+        if name != "pool":
+            before, after = (facts(SITES, f"use/{name}/diloco-{m}/{mbit}") for m in ("bf16", "4"))
+            rare.append(before < FEASIBLE <= after)
+            text += f" ({before:.0%} to {after:.0%} if they agree every hundred steps)"
+        shown.append(text)
+    text = f"time in which GPUs compute, without and with four bits: {'; '.join(shown)}"
+    change = "Another link, another model, or another limit than half of the time."
+    return Finding(_graded(all(flips), any([*flips, *rare])), text, change, "medium", "u = c / T")
+
+
+RULES: dict[str, Rule] = {
+    "S0-041": several_sites,
+    "S0-042": become_practical,
+}

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from tq import Codec
-from tq.book import ledger, memory_claims, paths, training_claims
+from tq.book import cost_claims, ledger, memory_claims, paths, training_claims
 from tq.book.arithmetic import NF4_DQ, STORED, STORED_BF16, SUMS
 from tq.book.ledger import (
     NOT_CHECKABLE,
@@ -152,6 +152,7 @@ RULES: dict[str, Rule] = {
     **SUMS,
     **memory_claims.RULES,  # S0-002 is a sum as well; what was measured says more
     **training_claims.RULES,
+    **cost_claims.RULES,
 }
 
 # --- what cannot be checked, and why --------------------------------------------------------------------------
@@ -230,7 +231,7 @@ ELSEWHERE = {
     "competitive-positioning": "S0-011",
     "energy": "S0-055 S4-043",
     "offload-and-single-gpu": "S1-024 S3-036 S3-052",
-    "cost-structure": "S1-014 S1-016 S3-004 S4-033 S4-034 S4-042 S4-044 S4-095 S4-097",
+    "cost-structure": "S1-014 S1-016 S3-004 S4-033 S4-034 S4-042 S4-044 S4-084 S4-095 S4-097",
     TENSORS: "S0-012",
     "lab-e4": "S3-051 S4-028 S4-065",
     "lab-e7": "S4-074",

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from tq import Codec
-from tq.book import cost_claims, ledger, memory_claims, paths, training_claims
+from tq.book import communication_claims, cost_claims, ledger, memory_claims, paths, training_claims
 from tq.book.arithmetic import NF4_DQ, STORED, STORED_BF16, SUMS
 from tq.book.ledger import (
     NOT_CHECKABLE,
@@ -153,6 +153,7 @@ RULES: dict[str, Rule] = {
     **memory_claims.RULES,  # S0-002 is a sum as well; what was measured says more
     **training_claims.RULES,
     **cost_claims.RULES,
+    **communication_claims.RULES,
 }
 
 # --- what cannot be checked, and why --------------------------------------------------------------------------
@@ -224,8 +225,7 @@ ELSEWHERE = {
     "optimizer-state": "S1-012 S1-013 S4-066 S4-067 S4-068",
     "kernels": "S0-057 S0-060",
     "parallelism": "S1-005 S4-060 S4-061 S4-062 S4-047",
-    "impact-communication": "S3-003 S3-026 S3-034",
-    "impact-infrastructure": "S0-004 S0-005 S0-006 S0-015 S0-016",
+    "impact-communication": "S0-004 S0-005 S0-006 S0-015 S0-016 S3-003 S3-026 S3-034",
     "impact-training-cost": "S0-018 S0-019 S3-030",
     "impact-memory": "S0-009 S0-010",
     "competitive-positioning": "S0-011",

@@ -42,7 +42,9 @@ def _price(column: str) -> Rule:
         claimed, found = ends(claim.value), _pair(facts, f"price/{column}")
         near = all(abs(a / b - 1) <= 0.1 for a, b in zip(found, claimed, strict=True))
         text = f"offers of the snapshot ask {found[0]:.2f} to {found[1]:.2f} USD"
-        text += f" ({facts(COST, f'price/{column}/offers'):.0f} of them, in autumn 2026, half a year after the document)"
+        text += (
+            f" ({facts(COST, f'price/{column}/offers'):.0f} of them, in autumn 2026, half a year after the document)"
+        )
         return Finding(_graded(near, _meet(claimed, found)), text, SNAPSHOT, "medium")
 
     return rule
@@ -77,7 +79,9 @@ def _row(row: str, listed: str = "") -> Rule:
         good = [prices[0] <= price <= prices[1] for price in implied]
         text = f"its own GPU-hours make it {implied[0]:.2f} to {implied[1]:.2f} USD an hour, where "
         text += f"{'the snapshot asks' if listed else 'its price list has'} {prices[0]:.2f} to {prices[1]:.2f}"
-        change = "More GPUs or months than the row names." if implied[1] > prices[1] else "Fewer GPU-hours, or its base."
+        change = (
+            "More GPUs or months than the row names." if implied[1] > prices[1] else "Fewer GPU-hours, or its base."
+        )
         return Finding(_graded(all(good), any(good)), text, change, "high", "USD / (GPUs * hours)")
 
     return rule

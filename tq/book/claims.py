@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from tq import Codec
-from tq.book import communication_claims, cost_claims, ledger, memory_claims, paths, training_claims
+from tq.book import communication_claims, cost_claims, ledger, memory_claims, paths, saving_claims, training_claims
 from tq.book.arithmetic import NF4_DQ, STORED, STORED_BF16, SUMS
 from tq.book.ledger import (
     NOT_CHECKABLE,
@@ -154,6 +154,7 @@ RULES: dict[str, Rule] = {
     **training_claims.RULES,
     **cost_claims.RULES,
     **communication_claims.RULES,
+    **saving_claims.RULES,
 }
 
 # --- what cannot be checked, and why --------------------------------------------------------------------------
@@ -226,7 +227,7 @@ ELSEWHERE = {
     "kernels": "S0-057 S0-060",
     "parallelism": "S1-005 S4-060 S4-061 S4-062 S4-047",
     "impact-communication": "S0-004 S0-005 S0-006 S0-015 S0-016 S3-003 S3-026 S3-034",
-    "impact-training-cost": "S0-018 S0-019 S3-030",
+    "impact-training-cost": "S0-018 S0-019 S0-053 S0-054 S3-030",
     "impact-memory": "S0-009 S0-010",
     "competitive-positioning": "S0-011",
     "energy": "S0-055 S4-043",

@@ -40,8 +40,8 @@ def share_of_time(claim: Claim, facts: Facts) -> Finding:
 
 
 def equal_throughput(claim: Claim, facts: Facts) -> Finding:
-    """No run takes more than two per cent longer on Ethernet at 100 Gbit/s with codes than on InfiniBand at 400 without;
-    in part if one does not."""
+    """No run takes more than two per cent longer on Ethernet at 100 Gbit/s with codes than on InfiniBand at 400
+    without; in part if one does not."""
     ratio = _all(facts, "relative/{}/coded-100g", RUNS)
     like = facts(CHAPTER, "relative/70b/like-for-like")
     text = "a step on Ethernet at 100 Gbit/s with codes takes " + ", ".join(f"{r:.3f}x ({n})" for n, r in ratio.items())
@@ -89,7 +89,7 @@ def infrastructure_saving(claim: Claim, facts: Facts) -> Finding:
     saved = claim.number() * 1e3
     dearer = [usd > saved for usd in found.values()]
     same = abs(CLAIMED_USD[0] - CLAIMED_USD[1] - saved) < 1
-    text = f"it is the difference of two figures without a source, {facts(CHAPTER, 'fabric/saved-share'):.0%} of a cluster; "
+    text = f"the difference of two figures without a source, {facts(CHAPTER, 'fabric/saved-share'):.0%} of a cluster; "
     text += (
         f"the InfiniBand fabrics that were found cost ${min(found.values()):,.0f} to ${max(found.values()):,.0f} a GPU "
     )
@@ -114,8 +114,8 @@ def meta_on_ethernet(claim: Claim, facts: Facts) -> Finding:
     """The cluster's size agrees, and all of it served; in part if less did."""
     size, used = facts(CHAPTER, "roce/gpus"), facts(CHAPTER, "roce/used")
     near = abs(size / claim.number() - 1) <= 0.05
-    text = f"the RoCE cluster has {size:,.0f} GPUs, of which up to {used:,.0f} trained the 405B model, at 400 Gbit/s a GPU "
-    text += "and without compressed gradients; so it shows neither that slower Ethernet suffices nor that codes help"
+    text = f"the RoCE cluster has {size:,.0f} GPUs, of which up to {used:,.0f} trained the 405B model, at 400 Gbit/s "
+    text += "a GPU and without compressed gradients; so it does not show that slower Ethernet suffices"
     return Finding(_graded(near and used >= 0.95 * size, near), text, "The paper itself; a copy was read.", "medium")
 
 
@@ -126,9 +126,9 @@ def synchronisation(claim: Claim, facts: Facts) -> Finding:
     fast = _all(facts, "waits/{}/ib-ndr/all", RUNS)
     slow = _all(facts, "waits/{}/eth-100g/all", RUNS)
     inside = [low <= value <= high for value in fast.values()]
-    text = f"predicted waiting for communication is {min(fast.values()):.1%} to {max(fast.values()):.0%} of a step over six "
-    text += f"runs on 400 Gbit/s a GPU and {min(slow.values()):.1%} to {max(slow.values()):.0%} on 100; published for "
-    text += f"traffic within layers are {facts(CHAPTER, 'published-share/low'):.0%} to "
+    text = f"predicted waiting for communication is {min(fast.values()):.1%} to {max(fast.values()):.0%} of a step "
+    text += f"over six runs on 400 Gbit/s and {min(slow.values()):.1%} to {max(slow.values()):.0%} on 100; "
+    text += f"published for traffic within layers are {facts(CHAPTER, 'published-share/low'):.0%} to "
     text += f"{facts(CHAPTER, 'published-share/high'):.0%}"
     part = any(inside) or any(low <= value <= high for value in slow.values())
     return Finding(_graded(all(inside), part), text, "A source for the upper end.", "medium")

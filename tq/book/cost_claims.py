@@ -8,6 +8,8 @@ from tq.book.ledger import NOT_CHECKABLE, NOT_REPRODUCED, PARTLY, REPRODUCED, Cl
 
 COST = "cost-structure"
 SNAPSHOT = "Dated prices of the month that the document names."
+#: data/sources.csv, cost-175b-lower and cost-175b-upper
+ORIGIN = "Its ends are those of an announcement of 2022 about a smaller model and of an estimate of 2020 on V100s"
 Ends = tuple[float, float]
 
 
@@ -70,7 +72,7 @@ def spot_a100(claim: Claim, facts: Facts) -> Finding:
 # --- the whitepaper's table of costs --------------------------------------------------------------------------
 
 
-def _row(row: str, listed: str = "") -> Rule:
+def _row(row: str, listed: str = "", note: str = "") -> Rule:
     def rule(claim: Claim, facts: Facts) -> Finding:
         """Dollars over the row's own GPU-hours: both ends among the prices that the whitepaper lists for the GPU, in
         part where one is. It lists none for an H200: those of the snapshot."""
@@ -220,9 +222,9 @@ RULES: dict[str, Rule] = {
     "S0-027": _duration("7b", ("20-a-parameter", "llama-2")),
     "S0-028": _row("70b"),
     "S0-029": _duration("70b", ("20-a-parameter", "llama-2")),
-    "S0-030": _row("175b"),
+    "S0-030": _row("175b", note=ORIGIN),
     "S0-031": _duration("175b", ("20-a-parameter", "gpt-3"), named="gpt-3"),
-    "S0-032": _row("frontier", listed="on-demand/h200"),
+    "S0-032": _row("frontier", listed="on-demand/h200", note="Its plus signs allow for more GPUs"),
     "S0-033": _duration("frontier", ("llama-3.1-405b",)),
     "S3-001": _published(("gpt-4",)),
     "S3-059": _published(("l2-7b",), shorter="7b"),

@@ -92,7 +92,7 @@ def test_version_is_the_same_everywhere() -> None:
 def folders_of(root: Path) -> set[str]:
     """Every importable folder under tq/, as a dotted name; kernels/ is tq.kernels."""
     found = {p.parent for p in (root / "tq").rglob("*.py") if "__pycache__" not in p.parts}
-    return {".".join(folder.relative_to(root).parts) for folder in found} | {"tq.kernels"}
+    return {".".join(folder.relative_to(root).parts) for folder in found} | {"tq.kernels", "tq.data"}
 
 
 def test_package_list_is_complete() -> None:
@@ -114,6 +114,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     ignore = shutil.ignore_patterns("__pycache__", "*.egg-info")
     for folder in ("tq", "kernels"):
         shutil.copytree(ROOT / folder, source / folder, ignore=ignore)
+    (source / "data").mkdir()
+    for table in (ROOT / "data").glob("*.csv"):
+        shutil.copy(table, source / "data")
     for name in ("pyproject.toml", "README.md", "LICENSE", "LICENSE-CC-BY-4.0"):
         shutil.copy(ROOT / name, source)
     quiet = {"check": True, "cwd": source, "capture_output": True, "text": True}
@@ -165,7 +168,7 @@ from importlib.machinery import PathFinder
 find = PathFinder.find_spec
 def find_unblocked(name, path=None, target=None):  # as if it were not installed: nothing is found
     return None if name.split(".")[0] in {blocked!r} else find(name, path, target)
-PathFinder.find_spec = find_unblocked
+PathFinder.find_spec = staticmethod(find_unblocked)  # some call it on an instance
 """
 
 
@@ -197,6 +200,18 @@ for bits in (1, 4, 8):
 print("ok")
 """
     assert run_installed(installed, body, FOREIGN).strip() == "ok"
+
+
+def test_models_find_their_tables_without_a_checkout(installed: Path) -> None:
+    body = """
+from tq.systems import Cluster, Layout, predict
+from tq.systems import Transformer
+from tq.systems.tables import folder
+model = Transformer(layers=2, hidden=256, heads=4, vocab=1024, seq=128)
+assert predict(model, Layout(), Cluster("a100-80gb", 1)).iteration_s > 0
+print(folder())
+"""
+    assert Path(run_installed(installed, body, FOREIGN).strip()) == installed / "tq" / "data"
 
 
 def test_import_does_not_pull_in_the_extras(installed: Path) -> None:

@@ -12,6 +12,10 @@ import torch.distributed as dist
 
 from tq import Codec
 from tq.train.collectives import GroupError, all_reduce
+from tq.train.corpus import load
+from tq.train.gpt import GPT, PRESETS
+from tq.train.loop import TrainConfig
+from tq.train.parallel import ParallelTrainer
 
 
 def total(value: float) -> dict[str, Any]:
@@ -34,25 +38,25 @@ def reduce(numel: int, times: int) -> str:
     return "done"
 
 
-def job(folder: Path) -> None:
-    """Counts up with a checkpoint after each step; the first time, rank 1 dies on its way."""
+def job(folder: Path, dies: bool) -> None:
+    """Trains with a checkpoint after each step; the first time, if it is to die, rank 1 does on its way."""
     dist.init_process_group("gloo")
-    rank, saved = dist.get_rank(), folder / f"checkpoint-{dist.get_rank()}"
-    start, count = (float(x) for x in saved.read_text().split()) if saved.exists() else (0.0, 0.0)
-    agreed = torch.tensor([start])
-    dist.all_reduce(agreed, dist.ReduceOp.MIN)
-    count = count if start == agreed.item() else 3.0 * agreed.item()
-    for step in range(int(agreed.item()), 10):
-        if rank == 1 and step == 5 and not (folder / "died").exists():
+    rank, corpus = dist.get_rank(), load("stdlib", max_bytes=200_000)
+    trainer = ParallelTrainer(GPT(PRESETS["tiny"]), corpus, TrainConfig(steps=8, batch=4), "fsdp", Codec(4))
+    own = [int(path.name.split("-")[2]) for path in folder.glob(f"step-{rank}-*")]
+    last = torch.tensor([max(own, default=0)])
+    dist.all_reduce(last, dist.ReduceOp.MIN)  # a rank may have died before it wrote what another one wrote
+    if last.item():
+        trainer.load(folder / f"step-{rank}-{last.item()}")
+    while trainer.steps_done < trainer.config.steps:
+        if dies and rank == 1 and trainer.steps_done == 5 and not (folder / "died").exists():
             (folder / "died").touch()
             os._exit(9)
-        x = torch.full((1000,), float(2 * rank + 2))
-        all_reduce(x, Codec(8), step=step)
-        count += round(x.mean().item(), 2)
-        saved.write_text(f"{step + 1} {count}")
-    (folder / f"sum-{rank}").write_text(str(round(count, 1)))
+        trainer.step()
+        trainer.save(folder / f"step-{rank}-{trainer.steps_done}")
+    torch.save(trainer.mean_losses(), folder / f"losses-{rank}")
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    job(Path(sys.argv[1]))
+    job(Path(sys.argv[1]), "--dies" in sys.argv)

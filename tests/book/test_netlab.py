@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -11,8 +13,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
 from tests.book import netlab_ranks as on
+from tests.distributed import test_collectives as collective
+from tests.distributed.helpers import outcomes
 from tq.book import netlab
 from tq.book.netlab import Crew, HostsFailed, Lab, NetworkUnavailable
 
@@ -84,8 +89,8 @@ def test_ranks_answer_calls_and_say_what_failed() -> None:
         assert crew.call(on.total, value=1)[1]["sum"] == 1.0
 
 
-@needs_hosts
-def test_a_cut_link_ends_the_collective_on_all_ranks_within_the_timeout() -> None:
+def cut() -> None:
+    """A link that is cut ends the collective on all ranks."""
     with Lab(2, 50) as lab, Crew(lab, timeout_s=8) as crew:
         crew.call(on.reduce, numel=1000, times=1)
         # the call is under way when the cable is drawn: some 3 s of traffic
@@ -94,6 +99,11 @@ def test_a_cut_link_ends_the_collective_on_all_ranks_within_the_timeout() -> Non
         said = crew.call(on.reduce, numel=8_000_000, times=20)
         assert time.monotonic() - start < 25
         assert "no answer from rank 1" in said[0] and "rank 1 reaches neither" in said[1], said
+
+
+@needs_hosts
+def test_a_cut_link_ends_the_collective_on_all_ranks_within_the_timeout() -> None:
+    cut()
 
 
 @needs_hosts
@@ -121,15 +131,22 @@ def test_nothing_stays_when_the_maker_is_killed() -> None:
     maker.stdout.close()
 
 
+def goes_on(folder: Path) -> None:
+    """A job that loses a rank, and is started again, has the losses of one that does not."""
+    found = []
+    for name in ("whole", "dies"):
+        (folder / name).mkdir()
+        with Lab(2) as lab:
+            # more than one: a restarted rank may look for another one where that was before
+            lab.torchrun([on.__file__, str(folder / name), f"--{name}"], timeout_s=90, max_restarts=3)
+        found += [torch.load(folder / name / f"losses-{rank}") for rank in (0, 1)]
+    assert (folder / "dies" / "died").exists() and not (folder / "whole" / "died").exists()
+    assert len(found[0]) == 8 and all(torch.equal(losses, found[0]) for losses in found)
+
+
 @needs_hosts
-def test_torchrun_goes_on_after_a_rank_was_killed(tmp_path: Path) -> None:
-    script = Path(on.__file__)
-    with Lab(2) as lab:
-        # more than one: a restarted rank may look for another one where that was before
-        lab.torchrun([str(script), str(tmp_path)], timeout_s=90, max_restarts=3)
-    assert {path.name for path in tmp_path.glob("sum-*")} == {"sum-0", "sum-1"}
-    assert (tmp_path / "sum-0").read_text() == (tmp_path / "sum-1").read_text() == "30.0"
-    assert (tmp_path / "died").exists()
+def test_a_job_that_lost_a_rank_goes_on_to_the_same_losses(tmp_path: Path) -> None:
+    goes_on(tmp_path)
 
 
 @needs_hosts
@@ -160,3 +177,30 @@ def test_where_it_is_not_allowed_one_sentence_says_why(monkeypatch: pytest.Monke
     finally:
         monkeypatch.undo()
         netlab.obstacle.cache_clear()
+
+
+def namespaces() -> set[str]:
+    """Network namespaces of the processes of this machine, and named ones."""
+    found = {str(path) for path in Path("/var/run/netns").glob("*")}
+    for process in psutil.process_iter():
+        with contextlib.suppress(OSError):
+            found.add(os.readlink(f"/proc/{process.pid}/ns/net"))
+    return found
+
+
+@needs_hosts
+@pytest.mark.soak
+def test_twenty_faults_of_each_kind_leave_nothing(tmp_path: Path) -> None:
+    before = namespaces()
+    for turn in range(20):
+        cut()
+        (tmp_path / str(turn)).mkdir()
+        goes_on(tmp_path / str(turn))
+        for case, ranks, said in (
+            (collective.another_codec, 3, "rank 1 asks for"),
+            (collective.not_finite, 3, "what rank 1 sent"),
+            (collective.killed, 4, "no answer from rank 1:"),
+        ):
+            found = outcomes(ranks, tmp_path / f"{turn}-{case.__name__}", case, timeout_s=20)
+            assert all(said in outcome["error"] for outcome in found if outcome), found
+    assert namespaces() <= before

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("sphinx")  # of [book]; CI does not allow this skip
 
 from tests.book import helpers as h  # noqa: E402
-from tq.book import claims, ledger, memory_claims, training_claims  # noqa: E402
+from tq.book import claims, distributed_claims, ledger, memory_claims, training_claims  # noqa: E402
 
 FEEDBACK = {"exact": 2.4, "gradient": 0.01, "gradient-ef": 0.0, "published-gradient": 0.2, "published-gradient-ef": 0.7}
 RESULTS = {
@@ -21,6 +21,7 @@ RESULTS = {
         "larger/gap": 0.001,
         "larger/half-width": 0.004,
         "frozen-v/4": 0.4,
+        "gap/top-k-1pc": 0.4,
         "amp/bfloat16": 0.001,
         "amp/float16": 0.02,
         "drop-in/same-bits": True,
@@ -48,6 +49,25 @@ RESULTS = {
         "attention/fused-saves/512": 4.7,
         "attention/fused-saves/1024": 8.7,
         "attention/fused-saves/2048": 16.7,
+    },
+    distributed_claims.ALLREDUCE: {
+        **{f"bytes/fewer/{m}/{n}": v for m, n, v in (("all-gather", 2, 7.5), ("all-gather", 8, 1.9))},
+        **{f"bytes/fewer/ours/{n}": 7.5 for n in (2, 8)},
+        "sparse/message": 500.0,
+        "sparse/ranks-64": 15.6,
+        "faster/ours/100/2/16mib": 7.2,
+    },
+    distributed_claims.TRAINING: {
+        "gap/ddp-4": 0.001,
+        "gap/ddp-4/half-width": 0.003,
+        "gap/fsdp-4": 0.001,
+        "gap/fsdp-4/half-width": 0.004,
+        "share/ddp-fp32/100": 0.8,
+        "share/ddp-fp32/1000": 0.3,
+        "share/ddp-4/1000": 0.1,
+        "faster/fsdp-4/100": 1.5,
+        "sooner/ddp-4/100": 4.1,
+        "whole/same-losses": True,
     },
     memory_claims.STATE: {
         "saving/8-8": 0.742,
@@ -156,6 +176,26 @@ TURNS: list[tuple[str, dict[str, Any], str]] = [
     ("S4-068", {}, P),
     ("S4-068", {"bytes/adafactor": 0.05}, F),
     ("S4-068", {"bytes/adafactor": 8.0, "bytes/sgd-with-momentum": 8.0}, N),
+    ("S0-017", {}, P),
+    ("S0-017", {"bytes/fewer/all-gather/8": 7.4}, F),
+    ("S0-017", {"bytes/fewer/ours/8": 2.0}, N),
+    ("S3-029", {}, P),
+    ("S3-029", {"gap/top-k-1pc": 0.001}, F),
+    ("S3-029", {"sparse/message": 100.0}, N),
+    ("S4-100", {}, F),
+    ("S4-100", {"gap/ddp-4": 0.2}, P),
+    ("S4-100", {"gap/ddp-4": 0.2, "bytes/fewer/ours/2": 2.0, "faster/ours/100/2/16mib": 1.1}, N),
+    ("S4-046", {}, P),
+    ("S4-046", {"share/ddp-fp32/100": 0.02, "share/ddp-fp32/1000": 0.01, "share/ddp-4/1000": 0.0}, F),
+    ("S4-046", {"share/ddp-4/1000": 0.7}, N),
+    *(
+        (name, changed, wanted)
+        for name in ("S0-059", "T-020")
+        for changed, wanted in (({}, P), ({"gap/fsdp-4": 0.3}, F), ({"faster/fsdp-4/100": 5.0}, N))
+    ),
+    ("T-019", {}, P),
+    ("T-019", {"whole/same-losses": False}, F),
+    ("T-019", {"sooner/ddp-4/100": 30.0}, N),
 ]  # fmt: skip
 
 
@@ -168,7 +208,7 @@ def test_each_rule_follows_the_results(root: Path, name: str, changed: dict[str,
 
 
 def test_every_rule_is_turned_three_ways_and_waits_for_its_results(root: Path) -> None:
-    rules = {**training_claims.RULES, **memory_claims.RULES}
+    rules = {**training_claims.RULES, **memory_claims.RULES, **distributed_claims.RULES}
     assert {name for name, _, _ in TURNS} == set(rules)
     for name in rules:
         assert len({wanted for turned, _, wanted in TURNS if turned == name}) == 3

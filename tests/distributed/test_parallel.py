@@ -16,7 +16,7 @@ from tq import Codec
 from tq.train.corpus import load
 from tq.train.gpt import GPT, PRESETS
 from tq.train.loop import TrainConfig, Trainer
-from tq.train.parallel import ParallelTrainer
+from tq.train.parallel import HOWS, ParallelTrainer
 
 CONFIG = TrainConfig(steps=6, batch=4, lr=2e-3, warmup=1)
 DILOCO = {"every": 2, "lr": 1.0, "momentum": 0.0}
@@ -67,6 +67,38 @@ def test_sites_agree_inside_always_and_across_in_turn(inside: str, tmp_path: Pat
         assert crcs[0] == crcs[2] and crcs[1] == crcs[3]
         assert (crcs[0] == crcs[1]) == (step % 3 == 0)
     assert len({rank["held_out"] for rank in found}) == 1
+
+
+def stopped(rank: int, ranks: int, how: str, folder: str) -> dict[str, Any]:
+    corpus = load("stdlib", max_bytes=200_000)
+
+    def made(bits: int = 4) -> ParallelTrainer:
+        options = {"diloco": {"every": 2}} if how == "diloco" else {}
+        return ParallelTrainer(GPT(PRESETS["tiny"]), corpus, CONFIG, how, Codec(bits), **options)
+
+    whole, first, second = made(), made(), made()
+    whole.train(progress=False)
+    first.train(4, progress=False)
+    first.save(f"{folder}/{rank}")
+    second.load(f"{folder}/{rank}")
+    second.train(progress=False)
+    for path, bits, said in (
+        (f"{folder}/{(rank + 1) % ranks}", 4, "another run .rank:"),
+        (f"{folder}/{rank}", 2, "codec:"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            made(bits).load(path)
+    dist.barrier()
+    return {"whole": whole.mean_losses(), "resumed": second.mean_losses()}
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_stop_and_resume(how: str, tmp_path: Path) -> None:
+    for found in values(2, tmp_path, stopped, how, str(tmp_path)):
+        if how == "ddp":
+            torch.testing.assert_close(found["resumed"], found["whole"], rtol=0, atol=2e-2)
+        else:
+            assert torch.equal(found["resumed"], found["whole"])
 
 
 def test_ranks_follow_the_run_of_one_process(tmp_path: Path) -> None:

@@ -63,6 +63,8 @@ def test_cost_with_price_failures_and_compression(capsys: pytest.CaptureFixture[
     assert exact["usd_per_gpu_hour"] == {"low": 2, "mid": 2, "high": 2}
     aws = ask(capsys, "cost", *RUN, "--provider", "aws")
     assert aws["usd_per_gpu_hour"]["low"] == aws["usd_per_gpu_hour"]["high"] == 6.88
+    a100 = ask(capsys, "cost", *RUN, "--gpu", "a100-40gb", "--provider", "aws")  # 400 Gbit/s for the 8 of a node
+    assert (aws["network_gbit_per_gpu"], a100["network_gbit_per_gpu"]) == (400, 50)
 
 
 def test_breakeven_against_both_baselines(capsys: pytest.CaptureFixture[str]) -> None:
@@ -79,6 +81,9 @@ def test_pareto_front_has_no_beaten_offer(capsys: pytest.CaptureFixture[str]) ->
     arguments = ["pareto", "--model", "gpt2-1.5b", "--tokens", "1e12", "--gpus", "8", "16", "--batch", "64", *DAY]
     every, best = ask(capsys, *arguments, "--all")["offers"], ask(capsys, *arguments)["offers"]
     assert 0 < len(best) < len(every) and best == [offer for offer in every if offer["on_front"]]
+    assert {offer["network_is_stated"] for offer in every} == {True, False}
+    stated = ask(capsys, *arguments, "--all", "--stated-network")["offers"]
+    assert stated and all(offer["network_is_stated"] for offer in stated) and len(stated) < len(every)
     for a in best:
         assert not any(b["hours"] <= a["hours"] and b["usd"] < a["usd"] for b in every)
 

@@ -50,7 +50,8 @@ def test_implied_prices_lie_within_every_reading() -> None:
     for row in wp.cost_rows().values():
         low, high = row.implied_usd_per_gpu_hour
         widest = row.widest_usd_per_gpu_hour
-        assert widest[0] <= min(low, high) and max(low, high) <= widest[1]
+        readings = [usd / hours for usd in row.usd for hours in row.gpu_hours]
+        assert widest == (min(readings), max(readings)) and low in readings and high in readings
         assert row.usd_at(low, high) == pytest.approx(row.usd)
 
 
@@ -80,3 +81,11 @@ def test_interconnect_scales_with_the_chip() -> None:
     assert wp.interconnect_usd_per_gpu(44, 0.44, 0.17) == pytest.approx(17)
     with pytest.raises(ValueError, match="chip_usd must be positive"):
         wp.interconnect_usd_per_gpu(-1)
+
+
+def test_network_money_and_power_are_shares_of_the_whole() -> None:
+    assert numbers(CLAIMS["S0-016"]["value"])[0] * 1e6 / 1000 == wp.NETWORK_SAVED_USD_PER_GPU
+    assert wp.cluster_share(16_000) == 0.5
+    low, high = wp.power_cut_without_network()
+    claimed_low = numbers(CLAIMS["S0-055"]["value"])[0] / 100
+    assert 0 < low < high < claimed_low  # all of the network is less than what leaving InfiniBand is said to save

@@ -14,7 +14,16 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from tq import Codec
-from tq.book import communication_claims, cost_claims, ledger, memory_claims, paths, saving_claims, training_claims
+from tq.book import (
+    communication_claims,
+    cost_claims,
+    distributed_claims,
+    ledger,
+    memory_claims,
+    paths,
+    saving_claims,
+    training_claims,
+)
 from tq.book.arithmetic import NF4_DQ, STORED, STORED_BF16, SUMS
 from tq.book.ledger import (
     NOT_CHECKABLE,
@@ -155,6 +164,7 @@ RULES: dict[str, Rule] = {
     **cost_claims.RULES,
     **communication_claims.RULES,
     **saving_claims.RULES,
+    **distributed_claims.RULES,
 }
 
 # --- what cannot be checked, and why --------------------------------------------------------------------------

@@ -118,7 +118,11 @@ def parser() -> Parser:
     _layout_options(cost)
     _price_options(cost)
     cost.add_argument("--gpu", default="h100-80gb", help="default: h100-80gb")
-    cost.add_argument("--network", metavar="TIER", help=f"one of {', '.join(hardware.tiers())}; default: the GPU's own")
+    cost.add_argument(
+        "--network",
+        metavar="TIER",
+        help=f"one of {', '.join(hardware.tiers())}; default: what --provider states, else the GPU's own",
+    )
     cost.add_argument("--tokens", type=float, required=True, metavar="X")
     cost.add_argument("--price", type=float, metavar="USD", help="an hour and GPU, in place of --prices")
     cost.add_argument("--gradient-bits", type=int, metavar="N", help="also with gradients in so many bits")
@@ -149,6 +153,8 @@ def parser() -> Parser:
     best.add_argument("--software", choices=generations(), default="megatron-core", help="default: megatron-core")
     sizes, what = [64, 128, 256, 512], "sizes of the cluster; default: 64 128 256 512"
     best.add_argument("--gpus", type=int, nargs="+", default=sizes, metavar="N", help=what)
+    what = "only offers whose source states their network; default: else the GPU's usual port is assumed"
+    best.add_argument("--stated-network", action="store_true", help=what)
     best.add_argument("--all", action="store_true", help="also the offers that are beaten")
 
     listed = commands.add_parser("prices", parents=[every], help="list prices, check a snapshot, take it in")

@@ -40,14 +40,16 @@ def _layout(given: argparse.Namespace, dp: int | None = None, micro_batch: int |
     )  # fmt: skip
 
 
-def _price(given: argparse.Namespace) -> Interval:
-    if given.price is not None:
-        return training_cost.as_interval("price", given.price)
+def _offers(given: argparse.Namespace, gpu: str) -> list[prices.Price]:
     book = prices.load(given.prices)
-    ask: dict[str, Any] = {"as_of": given.as_of, "max_age_days": given.max_age_days}
-    if given.provider is None:
-        return book.spread(given.gpu, given.kind, **ask)
-    return Interval.exactly(book.find(given.gpu, given.kind, given.provider, **ask)[0].usd_per_gpu_hour)
+    return book.find(gpu, given.kind, given.provider, as_of=given.as_of, max_age_days=given.max_age_days)
+
+
+def _cluster(gpu: str, gpus: int, network: str | None, gbit: float | None) -> Cluster:
+    """network: a tier that was asked for; gbit: what the offer states. Neither: the usual port of that GPU."""
+    if network is None and gbit is not None:
+        return Cluster(gpu, gpus, inter_bytes_per_s=hardware.gbit(gbit))
+    return Cluster(gpu, gpus, network)
 
 
 # --- the commands ---------------------------------------------------------------------------------------------
@@ -129,15 +131,26 @@ def memory_by_part(given: argparse.Namespace) -> Answer:
 
 
 def cost(given: argparse.Namespace) -> Answer:
-    shape, layout, price = _shape(given), _layout(given), _price(given)
-    cluster = Cluster(given.gpu, layout.gpus, given.network)
+    shape, layout, gbit = _shape(given), _layout(given), None
+    if given.price is not None:
+        price = training_cost.as_interval("price", given.price)
+    else:
+        found_prices = _offers(given, given.gpu)
+        price = prices.spread(found_prices)
+        gbit = found_prices[0].network_gbit_per_gpu if given.provider else None
+    cluster = _cluster(given.gpu, layout.gpus, given.network, gbit)
     rate = given.checkpoint_gb_s
     failures = training_cost.Failures(rate * 1e9) if rate is not None else None
     cases: dict[str, Compression | None] = {"without compression": None}
     if given.gradient_bits is not None:
         cases["with compression"] = Compression(gradients=Bits(given.gradient_bits))
-    found: dict[str, Any] = {"gpus": layout.gpus, "usd_per_gpu_hour": dataclasses.asdict(price), "level": 0.8}
+    rate_gbit = float(cluster.inter_bytes_per_s) * 8 / 1e9
+    found: dict[str, Any] = {
+        "gpus": layout.gpus, "usd_per_gpu_hour": dataclasses.asdict(price), "network_gbit_per_gpu": rate_gbit,
+        "level": training_cost.LEVEL,
+    }  # fmt: skip
     lines = [f"{shape.parameters / 1e9:.2f}B parameters, {given.tokens:.3g} tokens, {layout.gpus} {given.gpu}"]
+    lines[0] += f" on {rate_gbit:g} Gbit/s a GPU"
     for name, compression in cases.items():
         run = training_cost.run_cost(
             shape, layout, cluster, given.tokens, price, software=given.software, compression=compression,
@@ -163,7 +176,7 @@ def cost(given: argparse.Namespace) -> Answer:
                 f"  failures     {run.waste.share:.1%} lost, a checkpoint every {run.waste.interval_s / 60:.0f} min"
             )
         whole = run.published_gpu_hours
-    lines.append(f"published runs of this size took {_range(whole)} GPU-hours, ${_range(whole * price.mid)}")
+    lines.append(f"published whole runs lead to expect {_range(whole)} GPU-hours")
     if "with compression" in cases:
         compression = cases["with compression"]
         assert compression is not None
@@ -207,26 +220,29 @@ def breakeven_table(given: argparse.Namespace) -> Answer:
 def pareto_front(given: argparse.Namespace) -> Answer:
     shape, book = _shape(given), prices.load(given.prices)
     positive("tokens", given.tokens)
-    ask: dict[str, Any] = {"as_of": given.as_of, "max_age_days": given.max_age_days}
     offers: list[dict[str, Any]] = []
     skipped: list[str] = []
     for gpu in book.gpus:
         if not any(p.gpu == gpu and p.kind == given.kind and given.provider in (None, p.provider) for p in book.prices):
             continue
-        found = book.find(gpu, given.kind, given.provider, **ask)
-        for count in given.gpus:
-            try:
-                layout, step = best(shape, Cluster(gpu, count), given.batch, given.software)
-            except ValueError as error:
-                skipped.append(str(error))
-                continue
-            hours = given.tokens / step.tokens_per_iteration * float(step.iteration_s) / 3600
-            for price in found:
-                offers.append({
-                    "provider": price.provider, "gpu": gpu, "gpus": count, "kind": price.kind,
-                    "usd_per_gpu_hour": price.usd_per_gpu_hour, "date": price.date.isoformat(), "hours": hours,
-                    "usd": hours * count * price.usd_per_gpu_hour, "layout": dataclasses.asdict(layout),
-                })  # fmt: skip
+        found = [p for p in _offers(given, gpu) if p.network_gbit_per_gpu is not None or not given.stated_network]
+        for gbit in sorted({p.network_gbit_per_gpu for p in found}, key=lambda rate: rate or 0.0):
+            for count in given.gpus:
+                cluster = _cluster(gpu, count, None, gbit)
+                try:
+                    layout, step = best(shape, cluster, given.batch, given.software)
+                except ValueError as error:
+                    skipped.append(str(error))
+                    continue
+                hours = given.tokens / step.tokens_per_iteration * float(step.iteration_s) / 3600
+                for price in (p for p in found if p.network_gbit_per_gpu == gbit):
+                    offers.append({
+                        "provider": price.provider, "gpu": gpu, "gpus": count, "kind": price.kind,
+                        "usd_per_gpu_hour": price.usd_per_gpu_hour, "date": price.date.isoformat(),
+                        "network_gbit_per_gpu": float(cluster.inter_bytes_per_s) * 8 / 1e9,
+                        "network_is_stated": gbit is not None, "hours": hours,
+                        "usd": hours * count * price.usd_per_gpu_hour, "layout": dataclasses.asdict(layout),
+                    })  # fmt: skip
     if not offers:
         raise ValueError("no offer fits: " + ("; ".join(skipped) or "no price of that kind and provider"))
     keep = pareto.front([o["hours"] for o in offers], [o["usd"] for o in offers])
@@ -237,6 +253,7 @@ def pareto_front(given: argparse.Namespace) -> Answer:
     lines = [
         f"{'*' if o['on_front'] else ' '} {o['hours'] / 24:8.1f} days  ${o['usd']:>13,.0f}  "
         f"{o['gpus']:>5} {o['gpu']:<11} {o['provider']} at ${o['usd_per_gpu_hour']:.2f} ({o['kind']}, {o['date']})"
+        + ("" if o["network_is_stated"] else ", network assumed")
         for o in shown
     ]
     lines += [f"left out: {text}" for text in skipped]

@@ -12,7 +12,7 @@ import datetime
 import io
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
@@ -188,8 +188,13 @@ class PriceBook:
         self, gpu: str, kind: str = "on-demand", *, as_of: datetime.date | None = None, max_age_days: int = MAX_AGE_DAYS
     ) -> Interval:
         """USD an hour and GPU over the providers: lowest, median, highest."""
-        found = [p.usd_per_gpu_hour for p in self.find(gpu, kind, as_of=as_of, max_age_days=max_age_days)]
-        return Interval(min(found), float(np.median(found)), max(found))
+        return spread(self.find(gpu, kind, as_of=as_of, max_age_days=max_age_days))
+
+
+def spread(found: Sequence[Price]) -> Interval:
+    """USD an hour and GPU over some prices, at least one: lowest, median, highest."""
+    usd = [price.usd_per_gpu_hour for price in found]
+    return Interval(min(usd), float(np.median(usd)), max(usd))
 
 
 def load(path: Path | str | None = None) -> PriceBook:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from tq.economics import breakeven
+from tq.economics import breakeven, energy
 from tq.economics.prices import HOURS_PER_MONTH
 from tq.systems import tables
 from tq.systems.checks import positive
@@ -19,6 +19,7 @@ BASE_GPUS, BASE_WEEKS, BASE_USD_PER_GPU_HOUR = 256, 3, 6.88
 SAVINGS = (0.27, 0.56)  # S0-007
 SHARES = (0.20, 0.55)  # S0-013: communication as a share of training time
 RATIO = 8.0  # S0-001, as claimed; breakeven.ratio() is what the codec stores
+NETWORK_SAVED_USD_PER_GPU = 8000.0  # S0-016: $8M for 1,000 GPUs
 CLAIM_COLUMNS = "claim_cost", "claim_config"
 
 
@@ -104,8 +105,22 @@ def further_time_cut(ratio: float = RATIO) -> tuple[float, float]:
 
 
 def interconnect_usd_per_gpu(chip_usd: float, chip_share: float = 0.44, interconnect_share: float = 0.17) -> float:
-    """Interconnect of a GPU from the price of its chip and a split of the hardware's cost (shares of one total)."""
+    """Interconnect of a GPU from the price of its chip and a split of the cost of hardware and energy. The shares of
+    44 % and 17 % are Epoch AI's as the ledger has them; the abstract of arXiv:2405.21015 puts interconnect at 9-13 % of
+    a development's cost, staff included."""
     positive("chip_usd", chip_usd)
     positive("chip_share", chip_share, most=1.0)
     positive("interconnect_share", interconnect_share, most=1.0)
     return chip_usd * interconnect_share / chip_share
+
+
+def cluster_share(all_in_usd_per_gpu: float) -> float:
+    """What $8M on 1,000 GPUs are of a cluster that costs so much a GPU."""
+    positive("all_in_usd_per_gpu", all_in_usd_per_gpu)
+    return NETWORK_SAVED_USD_PER_GPU / all_in_usd_per_gpu
+
+
+def power_cut_without_network() -> tuple[float, float]:
+    """The share of a cluster's power that its whole network takes, low and high: no change of switches saves more."""
+    share = energy.factors()["network_share"]
+    return share.low / (1 + share.low), share.high / (1 + share.high)

@@ -90,6 +90,11 @@ def efficiency(gpu: str, software: str) -> Efficiency:
     software_facts(software)
     table = constants()
     like = ("gpu", gpu) if ("gpu", gpu) in table else ("gpu", "other")
-    measured = like[1] == gpu
-    interval = table["interval", "fitted GPUs" if measured else "other GPUs"]
+    interval = table["interval", "fitted GPUs" if gpu in _fitted_gpus() else "other GPUs"]
     return Efficiency(**table[like], **table["software", software], **interval)
+
+
+@functools.cache
+def _fitted_gpus() -> frozenset[str]:
+    rows = tables.read(tables.folder() / "efficiency.csv", FITTED)
+    return frozenset(row["name"] for row in rows if row["kind"] == "gpu" and row["basis"] == "fitted")

@@ -31,6 +31,9 @@ PRIOR = {"gpu": (0.75, 0.8), "software": (1.0, 1.0)}
 BOUNDS = {"gpu": ((0.4, 0.98), (0.3, 0.98)), "software": ((0.6, 1.8), (0.05, 30.0))}
 SPREAD = {"gpu": (0.07, 0.2), "software": (0.15, 0.7)}  # standard deviation of the log beforehand
 ROW_ERROR = 0.03
+SAME_CHIP = {
+    "a100-40gb": "a100-80gb", "h800-80gb": "h100-80gb", "h200-141gb": "h100-80gb", "gh200-96gb": "h100-80gb",
+}  # fmt: skip
 WIDE = 1.5  # how much wider the interval is for a GPU type that no row was fitted to; an assumption
 REACH = {"gpu": (1.0, 1.0), "software": (1.0, 9.0)}  # of the grids, in their width
 ROUNDS, SHRINK = 14, 0.7
@@ -155,6 +158,9 @@ def as_csv(constants: Constants, ends: tuple[float, float], rows: Sequence[Row])
     fitted = {name: pair for (kind, name), pair in constants.items() if kind == "gpu"}
     for name, pair in sorted(fitted.items()):
         write("gpu", name, pair, sum(row["gpu_type"] == name for row in rows), "fitted")
+    for name, like in SAME_CHIP.items():
+        if like in fitted:
+            write("gpu", name, fitted[like], 0, f"same chip as {like}")
     mean = tuple(float(np.exp(np.mean([np.log(pair[i]) for pair in fitted.values()]))) for i in (0, 1))
     write("gpu", "other", mean, 0, "geometric mean of the fitted ones")
     for name in generations():

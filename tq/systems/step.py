@@ -4,7 +4,8 @@ A GEMM takes flops / (peak * e_gemm) + bytes / (memory bandwidth * e_hbm): small
 parallelism and short micro-batches make them, reach a smaller share of the peak. A pipeline runs at the pace of its
 fullest stage and loses (p - 1) / v micro-batches to the bubble. Data-parallel traffic hides behind the backward pass of
 the last micro-batch as far as the software overlaps and that pass is long enough. Not modelled: stragglers, input
-pipelines, checkpoints, congestion.
+pipelines, checkpoints, congestion. For mixtures of experts it is a lower bound: experts are evenly loaded and their
+products as fast as dense ones.
 
 Sources: Narayanan et al. 2021 (arXiv:2104.04473), Korthikanti et al. 2022 (arXiv:2205.05198), Rajbhandari et al. 2020
 (arXiv:1910.02054), and `tq.systems.network` for the collectives.
@@ -104,6 +105,8 @@ def _layer_s(model: Transformer, layout: Layout, rates: Rates, flash: bool) -> t
     outside = 8 * h + (14.0 if not model.gated else 12.0) * h  # two norms, two residual sums (with dropout)
     inside = (6.0 if model.gated else 4.0) * model.width * visited + 6.0 * (model.q_width + 2 * model.kv_width) / 3
     outside = outside / t if layout.sequence_parallel else outside
+    if model.moe is not None:  # tokens are copied in the order of their experts and back, whole ones on every rank
+        outside += FP16 * 2 * (model.moe.active + 1) * h * model.moe_layers / model.layers
     return gemm, attention, tokens * (outside + inside / t) / rates.hbm
 
 

@@ -1,7 +1,7 @@
 """The tables of `data/` that the models read: found, read with the standard library, checked against their columns.
 
-The folder is `data/` below `TQ_BOOK_ROOT`, else of the tree that this package lies in, else of the first folder upwards
-from the working directory that has it.
+The folder is `data/` below `TQ_BOOK_ROOT`, else of the tree that this package lies in, else what was installed with it,
+else of the first folder upwards from the working directory that has it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pathlib import Path
 def folder() -> Path:
     """The folder `data/`, absolute. FileNotFoundError where there is none."""
     override = os.environ.get("TQ_BOOK_ROOT")
-    here = Path.cwd().resolve()
-    roots = [Path(override).resolve()] if override else [Path(__file__).resolve().parents[2], here, *here.parents]
+    here, package = Path.cwd().resolve(), Path(__file__).resolve().parents[1]
+    roots = [Path(override).resolve()] if override else [package.parent, package, here, *here.parents]
     for root in roots:
         if (root / "data" / "hardware.csv").is_file():
             return root / "data"

@@ -29,10 +29,12 @@ COLUMNS = (
     "id", "source", "model", "params_B", "layers", "hidden", "heads", "seq", "global_batch_seqs", "tokens", "gpus",
     "gpu_type", "software", "vocab", "recompute", "flops_kind", "TP", "PP", "DP", "other_parallel", "metric",
     "published_value", "unit", "formula_value", "formula", "tier", "note", "kv_heads", "ffn", "gated", "tied",
-    "micro_batch", "interleave", "sequence_parallel", "zero", "cp", "not_stated", "split", "checked",
+    "experts", "ep", "micro_batch", "interleave", "sequence_parallel", "zero", "cp", "not_stated", "split", "checked",
 )  # fmt: skip
 #: "hardware" counts recomputation, "model" does not, "model-causal" counts half of the attention scores besides.
 FLOPS_KINDS = ("hardware", "model", "model-causal")
+#: "outside": mixtures of experts, for which the time of a step is a lower bound; no bar counts them.
+SPLITS = ("fit", "held-out", "outside")
 #: Errors that other tools print of themselves, on rows of their own choice.
 PEERS = (
     ("Calculon", "iteration time, 8 rows", "mean 3.65 %, largest 8.87 %"),
@@ -74,10 +76,12 @@ def published() -> tuple[dict[str, str], ...]:
 def shape(row: dict[str, str]) -> Transformer:
     """The model of a row."""
     layers, hidden, heads, vocab, seq = (int(row[name]) for name in ("layers", "hidden", "heads", "vocab", "seq"))
+    count, _, active = row["experts"].partition("/")
+    experts = (int(count), int(active)) if row["experts"] else None
     return Transformer(
         layers, hidden, heads, vocab, seq,
         kv_heads=int(row["kv_heads"]) if row["kv_heads"] else None, ffn=int(row["ffn"]) if row["ffn"] else None,
-        gated=row["gated"] == "yes", tied=False if row["tied"] == "no" else None,
+        gated=row["gated"] == "yes", tied=False if row["tied"] == "no" else None, experts=experts,
     )  # fmt: skip
 
 
@@ -87,7 +91,7 @@ def layout(row: dict[str, str]) -> Layout:
     counts |= {name: name for name in ("micro_batch", "interleave", "zero", "cp")}
     return Layout(
         **{name: int(row[column]) for name, column in counts.items()},
-        recompute=row["recompute"], sequence_parallel=row["sequence_parallel"] == "yes",
+        recompute=row["recompute"], sequence_parallel=row["sequence_parallel"] == "yes", ep=int(row["ep"] or 1),
     )  # fmt: skip
 
 
@@ -183,7 +187,7 @@ def report() -> str:
         figures = f"{row.published:10.4g} {row.predicted:10.4g} {row.unit:8}"
         lines.append(f"{row.id:27} {row.split:9} {figures} {row.error:+7.1%}{inside}")
     for kind in ("time", "memory"):
-        for split in ("fit", "held-out"):
+        for split in SPLITS:
             kept = [row for row in rows if row.kind == kind and row.split == split]
             if kept:
                 largest = max(abs(row.error) for row in kept)

@@ -42,7 +42,9 @@ class ParallelTrainer(Trainer):
         inside: how ranks of a site train, in fp32: "ddp", or "fsdp", where ranks of the same place at their sites
             exchange the pseudo-gradients of their shards.
 
-    ``losses`` holds this rank's losses; ``mean_losses`` those of all ranks.
+    ``losses`` holds this rank's losses; ``mean_losses`` those of all ranks. Every rank saves and loads its own state,
+    with that of the exchange: FSDP2 and DiLoCo go on bit for bit, DDP, which cuts its buckets anew, to within the
+    codec's error.
     """
 
     def __init__(
@@ -69,11 +71,13 @@ class ParallelTrainer(Trainer):
                 if codec is not None and site is None:
                     unit.set_custom_reduce_scatter(self._reduce_scatter(codec))
         super().__init__(model, corpus, config, device, optimizer)
-        self.outer: DiLoCo | None = None
+        self.how, self.codec, self.outer = how, repr(codec), None
+        self.exchange: HookState | ReduceScatter | DiLoCo | None = getattr(self, "_scatter", None)
         if how == "ddp":
             wrapped = DistributedDataParallel(model, bucket_cap_mb=bucket_mb, gradient_as_bucket_view=True)
             if hook is None and codec is not None:
-                hook = HookState(codec), ddp_hook
+                self.exchange = HookState(codec)
+                hook = self.exchange, ddp_hook
             if hook is not None:
                 wrapped.register_comm_hook(*hook)
             self.forward = wrapped
@@ -81,7 +85,7 @@ class ParallelTrainer(Trainer):
             together = inside == "ddp" and dist.get_world_size(site) > 1
             if together:
                 self.forward = DistributedDataParallel(model, process_group=site, gradient_as_bucket_view=True)
-            self.outer = DiLoCo(
+            self.exchange = self.outer = DiLoCo(
                 model.parameters(), codec=codec, group=across, inside=site if together else None, **(diloco or {})
             )
 
@@ -132,6 +136,21 @@ class ParallelTrainer(Trainer):
             return super().evaluate(batches, split)
         finally:
             self.forward = wrapped
+
+    def state_dict(self) -> dict[str, Any]:
+        """As of one trainer, with the state of the exchange."""
+        return {**super().state_dict(), "exchange": None if self.exchange is None else self.exchange.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """As of one trainer; the state must be of this rank, of as many ranks, trained in this way."""
+        if "exchange" not in state:
+            raise ValueError("a state of one trainer, not of a rank: it has no 'exchange'")
+        super().load_state_dict(state)
+        if self.exchange is not None:
+            self.exchange.load_state_dict(state["exchange"])
+
+    def _run(self) -> dict[str, Any]:
+        return {**super()._run(), "how": self.how, "codec": self.codec, "ranks": self.ranks, "rank": self.rank}
 
     def mean_losses(self) -> Tensor:
         """float64 [steps done]: mean over the ranks, which must all ask."""

@@ -73,20 +73,35 @@ def spot_a100(claim: Claim, facts: Facts) -> Finding:
 # --- the whitepaper's table of costs --------------------------------------------------------------------------
 
 
-def _row(row: str, listed: str = "", note: str = "") -> Rule:
+def _words(label: str) -> str:
+    return {
+        "20-a-parameter": "20 tokens a parameter",
+        "gpt-3": "the tokens of GPT-3",
+        "llama-2": "those of Llama 2",
+    }.get(label, "Llama 3.1 405B")
+
+
+def _row(row: str, needs: tuple[str, ...], listed: str = "", note: str = "") -> Rule:
     def rule(claim: Claim, facts: Facts) -> Finding:
         """Dollars over the row's own GPU-hours: both ends among the prices that the whitepaper lists for the GPU, in
-        part where one is. It lists none for an H200: those of the snapshot."""
+        part where one is, or where the dollars meet what a run of that size needs at the prices of the snapshot. It
+        lists none for an H200: those of the snapshot."""
         implied = _pair(facts, f"row/{row}/implied")
         prices = _pair(facts, listed) if listed else (0.99, 12.29)  # S0-022, S0-020
         good = [prices[0] <= price <= prices[1] for price in implied]
         text = f"its own GPU-hours make it {implied[0]:.2f} to {implied[1]:.2f} USD an hour, where "
         text += f"{'the snapshot asks' if listed else 'its price list has'} {prices[0]:.2f} to {prices[1]:.2f}"
+        asked = _pair(facts, listed or "on-demand/h100")
+        hours = {label: _pair(facts, f"needed/{row}/{label}") for label in needs}
+        usd = {label: (low * asked[0], high * asked[1]) for label, (low, high) in hours.items()}
+        meets = [label for label, cost in usd.items() if _meet(ends(claim.value), cost)]
+        text += "; at the hours that such runs need it costs "
+        text += " and ".join(f"{c[0] / 1e6:.3g} to {c[1] / 1e6:.3g} million for {_words(n)}" for n, c in usd.items())
         text += f". {note}" if note else ""
         change = (
             "More GPUs or months than the row names." if implied[1] > prices[1] else "Fewer GPU-hours, or its base."
         )
-        return Finding(_graded(all(good), any(good)), text, change, "high", "USD / (GPUs * hours)")
+        return Finding(_graded(all(good), any(good) or bool(meets)), text, change, "high", "USD / (GPUs * hours)")
 
     return rule
 
@@ -101,9 +116,7 @@ def _duration(row: str, needs: tuple[str, ...], named: str = "") -> Rule:
         between = span[0] <= have[0] and have[1] <= span[1]
         model = not named or _meet(have, need[named])
         text = f"it has {have[0]:,.0f} to {have[1]:,.0f} GPU-hours; needed are "
-        text += " and ".join(
-            f"{low:,.0f} to {high:,.0f} for {label.replace('-', ' ')}" for label, (low, high) in need.items()
-        )
+        text += " and ".join(f"{low:,.0f} to {high:,.0f} for {_words(label)}" for label, (low, high) in need.items())
         return Finding(
             _graded(between and model, _meet(have, span)), text, "A number of tokens with the row.", "medium", "6 P T"
         )
@@ -223,13 +236,13 @@ RULES: dict[str, Rule] = {
     "S0-023": _price("a100/major"),
     "S0-024": _price("a100/specialised"),
     "S0-025": spot_a100,
-    "S0-026": _row("7b"),
+    "S0-026": _row("7b", ("20-a-parameter", "llama-2")),
     "S0-027": _duration("7b", ("20-a-parameter", "llama-2")),
-    "S0-028": _row("70b"),
+    "S0-028": _row("70b", ("20-a-parameter", "llama-2")),
     "S0-029": _duration("70b", ("20-a-parameter", "llama-2")),
-    "S0-030": _row("175b", note=ORIGIN),
+    "S0-030": _row("175b", ("gpt-3", "20-a-parameter"), note=ORIGIN),
     "S0-031": _duration("175b", ("20-a-parameter", "gpt-3"), named="gpt-3"),
-    "S0-032": _row("frontier", listed="on-demand/h200", note="Its plus signs allow for more GPUs"),
+    "S0-032": _row("frontier", ("llama-3.1-405b",), listed="on-demand/h200", note="Its plus signs allow for more GPUs"),
     "S0-033": _duration("frontier", ("llama-3.1-405b",)),
     "S3-001": _published(("gpt-4",)),
     "S3-059": _published(("l2-7b",), shorter="7b"),

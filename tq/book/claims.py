@@ -237,7 +237,7 @@ ELSEWHERE = {
     "kernels": "S0-057 S0-060",
     "parallelism": "S1-005 S4-060 S4-061 S4-062 S4-047",
     "impact-communication": "S0-004 S0-005 S0-006 S0-015 S0-016 S3-003 S3-026 S3-034",
-    "impact-training-cost": "S0-018 S0-019 S0-053 S0-054 S3-030",
+    "impact-training-cost": "S0-018 S0-019 S3-030",
     "impact-memory": "S0-009 S0-010",
     "competitive-positioning": "S0-011",
     "energy": "S0-055 S4-043",

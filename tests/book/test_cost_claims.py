@@ -79,7 +79,8 @@ RESULTS: dict[str, Results] = {
         "effective/100/no-time/fp32": 753, "effective/100/no-time/bf16": 376,
         "fabric/switches-and-cables": 4247, "fabric/17-percent": 8372, "fabric/20-percent": 9850,
         "fabric/cluster": 49248,
-        "fabric/saved-share": 0.16, "roce/gpus": 24000, "roce/used": 16000,
+        "fabric/saved-share": 0.16, "must-save/70b/coded-100g": 2600, "must-save/70b/plain-100g": 9400,
+        "roce/gpus": 24000, "roce/used": 16000,
         "batch/in-all/32": 0.56, "batch/in-all/128": 0.24, "batch/a-replica/32": 0.04, "batch/a-replica/128": 0.01,
     },
     SAVE: {

@@ -93,7 +93,13 @@ def infrastructure_saving(claim: Claim, facts: Facts) -> Finding:
     text += (
         f"the InfiniBand fabrics that were found cost ${min(found.values()):,.0f} to ${max(found.values()):,.0f} a GPU "
     )
-    text += f"in all, and a 70B step takes {facts(CHAPTER, 'relative/70b/coded-100g'):.3f}x on the cheaper network"
+    text += (
+        f"in all. A 70B step takes {facts(CHAPTER, 'relative/70b/coded-100g'):.3f}x on the slower network with codes, "
+    )
+    text += (
+        f"so it must be cheaper by ${facts(CHAPTER, 'must-save/70b/coded-100g'):,.0f} a GPU to pay, without codes by "
+    )
+    text += f"${facts(CHAPTER, 'must-save/70b/plain-100g'):,.0f}"
     return Finding(_graded(same and all(dearer), same and any(dearer)), text, BILL, "low", "15 - 7")
 
 

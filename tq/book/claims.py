@@ -16,6 +16,8 @@ from dataclasses import asdict
 from tq import Codec
 from tq.book import (
     capacity_claims,
+    communication_claims,
+    cost_claims,
     distributed_claims,
     energy_claims,
     infrastructure_claims,
@@ -23,6 +25,7 @@ from tq.book import (
     memory_claims,
     paths,
     positioning_claims,
+    saving_claims,
     source_claims,
     training_claims,
 )
@@ -165,6 +168,9 @@ RULES: dict[str, Rule] = {
     **memory_claims.RULES,  # S0-002 is a sum as well; what was measured says more
     **training_claims.RULES,
     **positioning_claims.RULES,
+    **cost_claims.RULES,
+    **communication_claims.RULES,
+    **saving_claims.RULES,
     **distributed_claims.RULES,
     **capacity_claims.RULES,
     **infrastructure_claims.RULES,
@@ -240,14 +246,13 @@ ELSEWHERE = {
     "optimizer-state": "S1-012 S1-013 S4-066 S4-067 S4-068",
     "kernels": "S0-057 S0-060",
     "parallelism": "S1-005 S4-060 S4-061 S4-062 S4-047",
-    "impact-communication": "S3-003 S3-026 S3-034",
-    "impact-infrastructure": "S0-004 S0-005 S0-006 S0-015 S0-016",
+    "impact-communication": "S0-004 S0-005 S0-006 S0-015 S0-016 S3-003 S3-026 S3-034",
     "impact-training-cost": "S0-018 S0-019 S3-030",
     "impact-memory": "S0-009 S0-010",
     "competitive-positioning": "S0-011",
     "energy": "S0-055 S4-043",
     "offload-and-single-gpu": "S1-024 S3-036 S3-052",
-    "cost-structure": "S1-014 S1-016 S3-004 S4-033 S4-034 S4-042 S4-044 S4-095 S4-097",
+    "cost-structure": "S1-014 S1-016 S3-004 S4-033 S4-034 S4-042 S4-044 S4-084 S4-095 S4-097",
     TENSORS: "S0-012",
     "lab-e4": "S3-051 S4-028 S4-065",
     "lab-e7": "S4-074",

@@ -38,9 +38,7 @@ def several_sites(claim: Claim, facts: Facts) -> Finding:
     published = facts(SITES, "intellect/use/lowest")
     impossible = need["diloco-bf16"] > LEASED_GBIT and published < FEASIBLE
     helps = need["4-bits"] <= LEASED_GBIT < need["bf16"]
-    text = (
-        f"possible before: ten billion parameters on three continents at {published:.0%} of use or more. For "
-    )
+    text = f"possible before: ten billion parameters on three continents at {published:.0%} of use or more. For "
     text += (
         f"70B at two sites of 128 H100 an exchange every step is feasible from {need['bf16']:.0f} Gbit/s in bf16 and "
     )

@@ -72,23 +72,29 @@ def _calls(method: str, numel: int, bits: int, x: Tensor) -> Callable[[int], Non
 
 
 def _all_gather_mean(x: Tensor, codec: Codec, turn: int) -> None:
-    """``collectives.all_gather_mean`` over the transport of the two legs: what the backend's own all-gather loses by
-    letting the directions of a link take turns is not the method's fault."""
+    """``collectives.all_gather_mean`` as a ring whose receives are asked for first: what the backend's own all-gather
+    loses by letting the directions of a link take turns is not the method's fault."""
     ranks, rank, blocks = dist.get_world_size(), dist.get_rank(), -(-x.numel() // codec.block)
     codecs = [codec.derive(turn, 1, r) for r in range(ranks)]
-    leg = exchange._Leg(ranks, exchange.message_bytes(codec, blocks), x.device, None, 0)
-    sent = torch.empty(leg.received.shape[1], dtype=torch.uint8)
-    codecs[rank].encode(x, exchange.view_code(codecs[rank], sent, blocks, x.numel(), x.dtype))
-    for r in leg.turns():
-        leg.send(r, sent)
+    messages = torch.empty(ranks, exchange.message_bytes(codec, blocks), dtype=torch.uint8)
     codes = [
         exchange.view_code(codec, message, blocks, x.numel(), torch.float32)
-        for codec, message in zip(codecs, leg.wait(), strict=True)
+        for codec, message in zip(codecs, messages, strict=True)
     ]
+    received: list[Any] = [
+        dist.irecv(messages[(rank - k - 1) % ranks], (rank - 1) % ranks, tag=k) for k in range(ranks - 1)
+    ]
+    codecs[rank].encode(x, codes[rank])
+    sent: list[Any] = []
+    for k in range(ranks - 1):
+        sent.append(dist.isend(messages[(rank - k) % ranks], (rank + 1) % ranks, tag=k))
+        received[k].wait()
     total = codecs[0].decode(codes[0])
     for code in codes[1:]:
         code.codec.decode(code, out=total, accumulate=True)
     x.copy_(total.div_(ranks))
+    for work in sent:
+        work.wait()
 
 
 def _sent_bytes() -> int:

@@ -78,5 +78,5 @@ def test_a_cited_figure_is_read_with_its_range() -> None:
     assert two.low < two.high
     with pytest.raises(ValueError, match="no such row"):
         cited("nothing")
-    with pytest.raises(ValueError, match="no figure in this row"):
+    with pytest.raises(ValueError, match="holds no figure"):
         cited("ethernet-per-gpu")

@@ -111,15 +111,6 @@ def own_gpus(claim: Claim, facts: Facts) -> Finding:
     )  # fmt: skip
 
 
-def switch_power(claim: Claim, facts: Facts) -> Finding:
-    """The switches' own share must reach the low end; in part if everything beside the nodes together does."""
-    low, _ = (value / 100 for value in _range(claim.value))
-    fabric, every = facts.entry(INDUSTRY, "operator/network-power"), facts(INDUSTRY, "operator/beside-nodes")
-    text = f"switches, optics and network cards draw {fabric['low']:.1%} to {fabric['high']:.1%} of what the nodes do, "
-    text += f"and with storage about {every:.0%} of a large cluster; Ethernet has switches too"
-    return Finding(_graded(fabric["low"] >= low, every >= low), text, "A metered fabric.", "medium")
-
-
 def long_run(claim: Claim, facts: Facts) -> Finding:
     """Stable is a gap below a hundredth of a nat with its whole interval, over the steps that the claim names."""
     steps, wanted = facts(ADAMW, "steps"), claim.number() * (1000 if "K" in claim.value else 1)
@@ -137,7 +128,6 @@ RULES: dict[str, Rule] = {
     "S0-052": cheaper_cluster,
     "S0-053": cheaper_run,
     "S0-054": more_runs,
-    "S0-055": switch_power,
     "S3-066": own_gpus,
     "S0-058": long_run,
 }

@@ -19,7 +19,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel
 
 from tq.quant.codec import Codec
-from tq.train import collectives, exchange
+from tq.train import collectives
 from tq.train.corpus import load
 from tq.train.gpt import GPT, PRESETS
 from tq.train.loop import TrainConfig
@@ -63,38 +63,12 @@ def _calls(method: str, numel: int, bits: int, x: Tensor) -> Callable[[int], Non
     if method == "ours":
         return lambda turn: _nothing(collectives.all_reduce(x, Codec(bits), step=turn))
     if method == "all-gather":
-        return lambda turn: _all_gather_mean(x, Codec(bits), turn)
+        return lambda turn: collectives.all_gather_mean(x, Codec(bits), step=turn)
     if method == "bf16":
         return _hooked(numel, bf16, None)
     if method == "powersgd":
         return _hooked(numel, powerSGD_hook.powerSGD_hook, _powersgd())
     raise ValueError(f"method must be one of {METHODS}, got {method!r}")
-
-
-def _all_gather_mean(x: Tensor, codec: Codec, turn: int) -> None:
-    """``collectives.all_gather_mean`` as a ring whose receives are asked for first: what the backend's own all-gather
-    loses by letting the directions of a link take turns is not the method's fault."""
-    ranks, rank, blocks = dist.get_world_size(), dist.get_rank(), -(-x.numel() // codec.block)
-    codecs = [codec.derive(turn, 1, r) for r in range(ranks)]
-    messages = torch.empty(ranks, exchange.message_bytes(codec, blocks), dtype=torch.uint8)
-    codes = [
-        exchange.view_code(codec, message, blocks, x.numel(), torch.float32)
-        for codec, message in zip(codecs, messages, strict=True)
-    ]
-    received: list[Any] = [
-        dist.irecv(messages[(rank - k - 1) % ranks], (rank - 1) % ranks, tag=k) for k in range(ranks - 1)
-    ]
-    codecs[rank].encode(x, codes[rank])
-    sent: list[Any] = []
-    for k in range(ranks - 1):
-        sent.append(dist.isend(messages[(rank - k) % ranks], (rank + 1) % ranks, tag=k))
-        received[k].wait()
-    total = codecs[0].decode(codes[0])
-    for code in codes[1:]:
-        code.codec.decode(code, out=total, accumulate=True)
-    x.copy_(total.div_(ranks))
-    for work in sent:
-        work.wait()
 
 
 def _sent_bytes() -> int:

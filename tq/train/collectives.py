@@ -167,19 +167,39 @@ def _pair(codec: Codec | Codecs) -> Codecs:
 
 
 def all_gather_mean(x: Tensor, codec: Codec, group: dist.ProcessGroup | None = None, step: int = 0) -> None:
-    """The mean as the whitepaper's report forms it: everybody's code to everybody, (n - 1) codes a rank. In place."""
-    ranks, rank = dist.get_world_size(group), dist.get_rank(group)
+    """The mean as the whitepaper's report forms it: everybody's code to everybody, (n - 1) codes a rank. In place.
+
+    Between hosts (gloo) the codes go round a ring, whose receives are asked for first: the backend's own all-gather
+    lets the two directions of a link take turns, which is not the method's fault.
+    """
     (flat,), write = _flat(_checked(x))
+    ranks, rank, blocks = dist.get_world_size(group), dist.get_rank(group), -(-flat.numel() // codec.block)
     codecs = [replace(codec, nonfinite="propagate").derive(step, 1, r) for r in range(ranks)]
-    blocks = -(-flat.numel() // codec.block)
-    sent = torch.empty(message_bytes(codec, blocks), dtype=torch.uint8, device=flat.device)
-    codecs[rank].encode(flat, view_code(codecs[rank], sent, blocks, flat.numel(), flat.dtype))
-    received = torch.empty(ranks, sent.numel(), dtype=torch.uint8, device=flat.device)
+    messages = torch.empty(ranks, message_bytes(codec, blocks), dtype=torch.uint8, device=flat.device)
+    codes = [
+        view_code(chosen, message, blocks, flat.numel(), torch.float32)
+        for chosen, message in zip(codecs, messages, strict=True)
+    ]
+    mine = view_code(codecs[rank], messages[rank], blocks, flat.numel(), flat.dtype)
     with guarded(group):
-        all_gather(received.view(-1), sent, group=group)
+        if flat.is_cuda:
+            codecs[rank].encode(flat, mine)
+            all_gather(messages.view(-1), messages[rank].clone(), group=group)
+        else:
+            before, after, last = (rank - 1) % ranks, (rank + 1) % ranks, ranks - 1
+            received: list[Any] = [
+                dist.irecv(messages[(before - k) % ranks], group=group, group_src=before, tag=k) for k in range(last)
+            ]
+            codecs[rank].encode(flat, mine)
+            sent: list[Any] = []
+            for k in range(last):
+                sent.append(dist.isend(messages[(rank - k) % ranks], group=group, group_dst=after, tag=k))
+                received[k].wait()
+            for work in sent:
+                work.wait()
     total = torch.zeros(flat.shape, device=flat.device)
-    for chosen, message in zip(codecs, received, strict=True):
-        chosen.decode(view_code(chosen, message, blocks, flat.numel(), torch.float32), out=total, accumulate=True)
+    for chosen, code in zip(codecs, codes, strict=True):
+        chosen.decode(code, out=total, accumulate=True)
     flat.copy_(total.div_(ranks))
     write()
 

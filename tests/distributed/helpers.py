@@ -5,12 +5,23 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+
+from tq import Codec
+
+
+@cache
+def _compiled() -> None:
+    """On a new machine every kernel is compiled once. Ranks would do that side by side, while the others' time runs."""
+    for bits, dtypes in ((4, (torch.float32, torch.bfloat16, torch.float16)), (2, ()), (3, ()), (8, (torch.float16,))):
+        for dtype in (torch.float32, *dtypes):
+            Codec(bits).decode(Codec(bits).encode(torch.ones(128, dtype=dtype)))
 
 
 def _rank(rank: int, ranks: int, folder: str, function: Callable[..., Any], timeout_s: float, arguments: Any) -> None:
@@ -31,6 +42,7 @@ def outcomes(
     ranks: int, folder: Path, function: Callable[..., Any], *arguments: Any, timeout_s: float = 60
 ) -> list[dict[str, Any]]:
     """What ``function(rank, ranks, *arguments)`` gave on each rank: {"value": ...}, {"error": text}, {} if it died."""
+    _compiled()
     folder.mkdir(parents=True, exist_ok=True)
     context = mp.spawn(_rank, (ranks, str(folder), function, timeout_s, arguments), ranks, join=False)
     for process in context.processes:

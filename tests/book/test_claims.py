@@ -11,6 +11,7 @@ import io
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -105,6 +106,18 @@ def test_figures_read_as_one_writes_them() -> None:
     shown = {claim.id: claim.figure for claim in ledger.claims()}
     assert (shown["S0-001"], shown["S0-004"], shown["S0-007"], shown["T-012"]) == ("8×", "$15M", "27-56 %", "")
     assert shown["S0-020"] == "$6.88-12.29/h" and shown["S1-030"] == "10-20× slower"
+
+
+def test_a_range_is_read_with_its_scale() -> None:
+    def ends(value: str) -> tuple[float, float]:
+        return replace(ledger.claims()[0], value=value).ends()
+
+    assert ends("50K-500K") == (5e4, 5e5)
+    assert ends("25M-120M+") == (2.5e7, 1.2e8)
+    assert ends("<10") == (10, 10)
+    assert ends("32 -> 64-96") == (64, 96)
+    with pytest.raises(ValueError, match="holds no number"):
+        ends("mandatory")
 
 
 def test_every_claim_has_a_kind_and_a_chapter() -> None:

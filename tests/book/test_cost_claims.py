@@ -287,11 +287,3 @@ def test_every_rule_is_turned_and_waits_for_its_results(root: Path) -> None:
     for name in RULES:
         assert len({wanted for turned, _, wanted in TURNS if turned == name}) == FEWER.get(name, 3), name
         assert waiting[name] == ledger.NOT_MEASURED
-
-
-def test_a_range_is_read_with_its_scale() -> None:
-    assert cost_claims.ends("50K-500K") == (5e4, 5e5)
-    assert cost_claims.ends("25M-120M+") == (2.5e7, 1.2e8)
-    assert cost_claims.ends("<10") == (10, 10)
-    with pytest.raises(ValueError, match="holds no number"):
-        cost_claims.ends("mandatory")

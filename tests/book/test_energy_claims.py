@@ -88,6 +88,6 @@ def test_every_rule_is_turned_three_ways_and_waits_for_its_results(root: Path) -
 
 
 def test_the_figures_of_the_claims_are_read_as_written() -> None:
-    shown = {claim.id: claim.value for claim in ledger.claims()}
-    assert energy_claims._range(shown["S0-055"]) == (15.0, 20.0)
-    assert energy_claims._range(shown["S4-093"]) == (50.0, 200.0)
+    shown = {claim.id: claim for claim in ledger.claims()}
+    assert shown["S0-055"].ends() == (15.0, 20.0)
+    assert shown["S4-093"].ends() == (50.0, 200.0)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tq.book.arithmetic import GIB, LOOSE, NF4_DQ, TIGHT, Numbers, Sum
-from tq.book.ledger import NOT_REPRODUCED, PARTLY, REPRODUCED, Claim, Facts, Finding, Rule
+from tq.book.ledger import Claim, Facts, Finding, Rule, graded
 from tq.systems import Layout, Transformer, memory, network
 from tq.systems.network import Link
 
@@ -20,22 +20,12 @@ KEEPING = ("none", "none-fused", "selective")  # settings that keep activations;
 Readings = Callable[[], dict[str, float | Numbers]]
 
 
-def _graded(whole: bool, part: bool) -> str:
-    return REPRODUCED if whole else PARTLY if part else NOT_REPRODUCED
-
-
-def _range(text: str) -> tuple[float, float]:
-    """ "64-96" or "32 -> 64-96": the last range."""
-    low, _, high = text.split(">")[-1].strip().partition("-")
-    return float(low), float(high or low)
-
-
 # --- over the chapter's results -------------------------------------------------------------------------------
 
 
 def batch_factor(claim: Claim, facts: Facts) -> Finding:
     """Every model and setting reaches the low end; in part if the settings that keep activations do."""
-    low, _ = _range(claim.value)
+    low, _ = claim.ends()
     gains = {s: [facts(MEMORY, f"gain/{size}/{s}") for size in ("7b", "13b", "70b")] for s in (*KEEPING, "full")}
     kept = [g for s in KEEPING for g in gains[s]]
     every = all(g >= low for each in gains.values() for g in each)
@@ -45,20 +35,20 @@ def batch_factor(claim: Claim, facts: Facts) -> Finding:
     text += f"{max(gains['full']):.1f}. Recomputation alone gives {min(instead):.0f} to {max(instead):.0f}. Needed are "
     text += f"{facts(MEMORY, 'needed/2'):.0%} of the bytes for two and {facts(MEMORY, 'needed/3'):.0%} for three"
     formula = "m = 1 / (1 - c + c / r), r = 16 / 4.25"
-    return Finding(_graded(every, min(kept) >= low), text, "Largest batches measured on a GPU.", "medium", formula)
+    return Finding(graded(every, min(kept) >= low), text, "Largest batches measured on a GPU.", "medium", formula)
 
 
 def _batch_row(size: str) -> Rule:
     def judge(claim: Claim, facts: Facts) -> Finding:
         """Every setting inside the range, or at most 15 % above; in part if some are."""
-        low, high = _range(claim.value)
+        low, high = claim.ends()
         found = {s: facts(MEMORY, f"table/{size}/{s}/batch") for s in (*KEEPING, "full")}
         context = {s: facts(MEMORY, f"table/{size}/{s}/context") for s in found}
         yes = [s for s, batch in found.items() if low <= batch <= high * 1.15]
         text = "context and recomputation, which decide it, are not given: from the same start codes lead to "
         text += ", ".join(f"{found[s]:.0f} ({s}, {context[s]:.0f} tokens a sequence)" for s in found)
         text += ". ZeRO-3 over 64 GPUs of 80 GB"
-        verdict = _graded(len(yes) == len(found), bool(yes))
+        verdict = graded(len(yes) == len(found), bool(yes))
         return Finding(verdict, text, "A statement of context and sharding; peak memory of a GPU.", "medium")
 
     return judge
@@ -66,14 +56,14 @@ def _batch_row(size: str) -> Rule:
 
 def training_time(claim: Claim, facts: Facts) -> Finding:
     """The low end saved on every network; in part if on some, or by codes in place of recomputation."""
-    low = _range(claim.value)[0] / 100
+    low = claim.ends()[0] / 100
     most = {n: facts(MEMORY, f"time/{n}/coded/most") for n in ("400g", "100g", "25g")}
     free, instead = facts(MEMORY, "time/400g/free/most"), facts(MEMORY, "time/instead-of-recompute")
     yes = [n for n, saved in most.items() if saved >= low]
     text = f"by the model a larger batch saves at most {most['400g']:.1%} of the time on ports of 400 Gbit/s "
     text += f"({free:.1%} if the codec took none), {most['100g']:.1%} at 100 and {most['25g']:.0%} at 25, where ZeRO-3 "
     text += f"gathers weights over a link too slow for it; codes in place of full recomputation save {instead:.0%}"
-    verdict = _graded(len(yes) == len(most), bool(yes) or instead >= low)
+    verdict = graded(len(yes) == len(most), bool(yes) or instead >= low)
     return Finding(verdict, text, "Throughput by batch measured on a GPU.", "low")
 
 
@@ -86,7 +76,7 @@ def tensor_parallelism(claim: Claim, facts: Facts) -> Finding:
     )
     text += "grow by 4 x 2 = 8 against a ratio of 3.8, and its states double"
     change = "A statement of pipeline stages, sharding and context."
-    return Finding(_graded(reach >= 0.9, reach > 0), text, change, "high", "4 * (8 / 4) / 3.76")
+    return Finding(graded(reach >= 0.9, reach > 0), text, change, "high", "4 * (8 / 4) / 3.76")
 
 
 def gpu_count(claim: Claim, facts: Facts) -> Finding:
@@ -101,7 +91,7 @@ def gpu_count(claim: Claim, facts: Facts) -> Finding:
     text += f"cost: 128 in place of 256 take {facts(MEMORY, 'hours/halved'):.2f} times the GPU-hours without codes and "
     text += f"{facts(MEMORY, 'hours/halved-coded'):.2f} with them, {facts(MEMORY, 'hours/coded'):.2f} on all 256"
     change = "A run whose GPU-hours fall with the number of GPUs."
-    return Finding(_graded(halves, enabled > 0), text, change, "medium", "cost = GPUs * hours * price")
+    return Finding(graded(halves, enabled > 0), text, change, "medium", "cost = GPUs * hours * price")
 
 
 # --- over formulas --------------------------------------------------------------------------------------------

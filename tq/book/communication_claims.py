@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tq.book.cost_claims import ends
-from tq.book.ledger import NOT_CHECKABLE, NOT_REPRODUCED, PARTLY, REPRODUCED, Claim, Facts, Finding, Rule
+from tq.book.ledger import NOT_CHECKABLE, Claim, Facts, Finding, Rule, graded
 
 CHAPTER = "impact-communication"
 DATA_PARALLEL = ("7b", "70b", "175b", "405b")  # runs that send only gradients and pipeline traffic between nodes
@@ -13,10 +12,6 @@ CLAIMED_USD = (15_000.0, 7_000.0)  # a GPU: S0-004, S0-005
 BILL = "A bill of materials for both networks at the same size."
 
 
-def _graded(whole: bool, part: bool) -> str:
-    return REPRODUCED if whole else PARTLY if part else NOT_REPRODUCED
-
-
 def _all(facts: Facts, pattern: str, names: tuple[str, ...]) -> dict[str, float]:
     return {name: facts(CHAPTER, pattern.format(name)) for name in names}
 
@@ -24,7 +19,7 @@ def _all(facts: Facts, pattern: str, names: tuple[str, ...]) -> dict[str, float]
 def share_of_time(claim: Claim, facts: Facts) -> Finding:
     """The share that codes can shorten: inside the range on the network to be replaced for every run; in part where it
     is on slower ones, or where only all communication together is."""
-    low, high = (end / 100 for end in ends(claim.value))
+    low, high = (end / 100 for end in claim.ends())
     fast = _all(facts, "waits/{}/ib-ndr/data-parallel", RUNS)
     slow = _all(facts, "waits/{}/eth-25g/data-parallel", DATA_PARALLEL)
     every = _all(facts, "waits/{}/ib-ndr/all", RUNS)
@@ -35,7 +30,7 @@ def share_of_time(claim: Claim, facts: Facts) -> Finding:
     )
     text += f" to {facts(CHAPTER, 'published-share/high'):.0%} are such traffic within layers"
     part = any(low <= value <= high for value in (*slow.values(), *every.values()))
-    verdict = _graded(all(low <= value <= high for value in fast.values()), part)
+    verdict = graded(all(low <= value <= high for value in fast.values()), part)
     return Finding(verdict, text, "A profile of such a run.", "medium")
 
 
@@ -47,7 +42,7 @@ def equal_throughput(claim: Claim, facts: Facts) -> Finding:
     text = "a step on Ethernet at 100 Gbit/s with codes takes " + ", ".join(f"{r:.3f}x ({n})" for n, r in ratio.items())
     text += f" of one on InfiniBand at 400 without; with codes on both {like:.2f}x for 70B. The base sends fp32"
     good = [r <= 1.02 for r in ratio.values()]
-    return Finding(_graded(all(good), any(good)), text, "The same runs, timed on both networks.", "medium")
+    return Finding(graded(all(good), any(good)), text, "The same runs, timed on both networks.", "medium")
 
 
 def double_throughput(claim: Claim, facts: Facts) -> Finding:
@@ -60,7 +55,7 @@ def double_throughput(claim: Claim, facts: Facts) -> Finding:
     )
     text += f"have been sent and {payload['bf16']:.2f} if bf16, with a codec that takes no time; a step takes at least "
     text += f"{least:.3f}x as long"
-    return Finding(_graded(all(near) and least < 1, any(near)), text, "The same runs, timed on both.", "high")
+    return Finding(graded(all(near) and least < 1, any(near)), text, "The same runs, timed on both.", "high")
 
 
 def infiniband_cost(claim: Claim, facts: Facts) -> Finding:
@@ -72,7 +67,7 @@ def infiniband_cost(claim: Claim, facts: Facts) -> Finding:
         f"${found[FABRIC[2]]:,.0f} as shares of interconnect in a cluster of ${facts(CHAPTER, 'fabric/cluster'):,.0f}"
     )
     text += " a GPU; claimed are $15,000"
-    return Finding(_graded(all(near), any(near)), text, BILL, "low")
+    return Finding(graded(all(near), any(near)), text, BILL, "low")
 
 
 def ethernet_cost(claim: Claim, facts: Facts) -> Finding:
@@ -100,7 +95,7 @@ def infrastructure_saving(claim: Claim, facts: Facts) -> Finding:
         f"so it must be cheaper by ${facts(CHAPTER, 'must-save/70b/coded-100g'):,.0f} a GPU to pay, without codes by "
     )
     text += f"${facts(CHAPTER, 'must-save/70b/plain-100g'):,.0f}"
-    return Finding(_graded(same and all(dearer), same and any(dearer)), text, BILL, "low", "15 - 7")
+    return Finding(graded(same and all(dearer), same and any(dearer)), text, BILL, "low", "15 - 7")
 
 
 def mandatory(claim: Claim, facts: Facts) -> Finding:
@@ -113,7 +108,7 @@ def mandatory(claim: Claim, facts: Facts) -> Finding:
     text += (
         f"without codes; the factor is 15 / 7 = {CLAIMED_USD[0] / CLAIMED_USD[1]:.2f}, of two figures without a source"
     )
-    return Finding(_graded(without and twice, without or twice), text, BILL, "medium", "15 / 7")
+    return Finding(graded(without and twice, without or twice), text, BILL, "medium", "15 / 7")
 
 
 def meta_on_ethernet(claim: Claim, facts: Facts) -> Finding:
@@ -122,13 +117,13 @@ def meta_on_ethernet(claim: Claim, facts: Facts) -> Finding:
     near = abs(size / claim.number() - 1) <= 0.05
     text = f"the RoCE cluster has {size:,.0f} GPUs, of which up to {used:,.0f} trained the 405B model, at 400 Gbit/s "
     text += "a GPU and without compressed gradients; so it does not show that slower Ethernet suffices"
-    return Finding(_graded(near and used >= 0.95 * size, near), text, "The paper itself; a copy was read.", "medium")
+    return Finding(graded(near and used >= 0.95 * size, near), text, "The paper itself; a copy was read.", "medium")
 
 
 def synchronisation(claim: Claim, facts: Facts) -> Finding:
     """All communication that is waited for: every run inside the range on the network that its GPUs come with; in part
     some, there or on slower links."""
-    low, high = (end / 100 for end in ends(claim.value))
+    low, high = (end / 100 for end in claim.ends())
     fast = _all(facts, "waits/{}/ib-ndr/all", RUNS)
     slow = _all(facts, "waits/{}/eth-100g/all", RUNS)
     inside = [low <= value <= high for value in fast.values()]
@@ -137,19 +132,19 @@ def synchronisation(claim: Claim, facts: Facts) -> Finding:
     text += f"published for traffic within layers are {facts(CHAPTER, 'published-share/low'):.0%} to "
     text += f"{facts(CHAPTER, 'published-share/high'):.0%}"
     part = any(inside) or any(low <= value <= high for value in slow.values())
-    return Finding(_graded(all(inside), part), text, "A source for the upper end.", "medium")
+    return Finding(graded(all(inside), part), text, "A source for the upper end.", "medium")
 
 
 def sync_at_batch(claim: Claim, facts: Facts) -> Finding:
     """Below 10 % at 32 and 128 examples, counted over all replicas and for each; in part if by one of the counts."""
-    limit = ends(claim.value)[0] / 100
+    limit = claim.ends()[0] / 100
     found = {label: [facts(CHAPTER, f"batch/{label}/{n}") for n in (32, 128)] for label in ("in-all", "a-replica")}
     good = [max(pair) < limit for pair in found.values()]
     text = (
         f"70B on 256 GPUs at 400 Gbit/s: {found['a-replica'][0]:.1%} and {found['a-replica'][1]:.1%} if each replica "
     )
     text += f"sees 32 and 128 examples of 4,096 tokens, {found['in-all'][0]:.0%} and {found['in-all'][1]:.0%} if all do"
-    return Finding(_graded(all(good), any(good)), text, "A statement of what a batch is.", "medium", "t / (t + c)")
+    return Finding(graded(all(good), any(good)), text, "A statement of what a batch is.", "medium", "t / (t + c)")
 
 
 RULES: dict[str, Rule] = {

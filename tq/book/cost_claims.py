@@ -4,27 +4,13 @@ from __future__ import annotations
 
 import re
 
-from tq.book.ledger import NOT_CHECKABLE, NOT_REPRODUCED, PARTLY, REPRODUCED, Claim, Facts, Finding, Rule
+from tq.book.ledger import NOT_CHECKABLE, Claim, Facts, Finding, Rule, graded
 
 COST = "cost-structure"
 SNAPSHOT = "Dated prices of the month that the document names."
 #: data/sources.csv, cost-175b-lower and cost-175b-upper
 ORIGIN = "Its ends are those of an announcement of 2022 about a smaller model and of an estimate of 2020 on V100s"
 Ends = tuple[float, float]
-
-
-def _graded(whole: bool, part: bool) -> str:
-    return REPRODUCED if whole else PARTLY if part else NOT_REPRODUCED
-
-
-def ends(text: str) -> Ends:
-    """The range in a claim's value: 50K-500K is (5e4, 5e5), 120M+ (1.2e8, 1.2e8)."""
-    scale = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9}
-    found = re.findall(r"(\d[\d,]*(?:\.\d+)?)\s?([KMB]?)", text)
-    if not found:
-        raise ValueError(f"{text!r} holds no number")
-    values = [float(number.replace(",", "")) * scale[unit] for number, unit in found[:2]]
-    return values[0], values[-1]
 
 
 def _pair(facts: Facts, key: str) -> Ends:
@@ -41,13 +27,13 @@ def _meet(a: Ends, b: Ends) -> bool:
 def _price(column: str) -> Rule:
     def rule(claim: Claim, facts: Facts) -> Finding:
         """Both ends within a tenth of the cheapest and the dearest offer; in part where the ranges meet."""
-        claimed, found = ends(claim.value), _pair(facts, f"price/{column}")
+        claimed, found = claim.ends(), _pair(facts, f"price/{column}")
         near = all(abs(a / b - 1) <= 0.1 for a, b in zip(found, claimed, strict=True))
         text = f"offers of the snapshot ask {found[0]:.2f} to {found[1]:.2f} USD"
         text += (
             f" ({facts(COST, f'price/{column}/offers'):.0f} of them, in autumn 2026, half a year after the document)"
         )
-        return Finding(_graded(near, _meet(claimed, found)), text, SNAPSHOT, "medium")
+        return Finding(graded(near, _meet(claimed, found)), text, SNAPSHOT, "medium")
 
     return rule
 
@@ -57,7 +43,7 @@ def spot_h100(claim: Claim, facts: Facts) -> Finding:
     floor, lowest, quote = claim.number(), facts(COST, "price/h100/spot/low"), facts(COST, "quote/h100-spot")
     text = f"the lowest named and dated offer that was found asks {lowest:.2f} USD; quotes without the name of a "
     text += f"provider go down to {quote:.2f}"
-    return Finding(_graded(lowest <= 1.1 * floor, quote <= floor), text, SNAPSHOT, "low")
+    return Finding(graded(lowest <= 1.1 * floor, quote <= floor), text, SNAPSHOT, "low")
 
 
 def spot_a100(claim: Claim, facts: Facts) -> Finding:
@@ -67,7 +53,7 @@ def spot_a100(claim: Claim, facts: Facts) -> Finding:
     if lowest > 1.3 * claim.number():
         return Finding(NOT_CHECKABLE, text, SNAPSHOT)
     text = f"an offer of autumn 2026 asks {lowest:.2f} USD"
-    return Finding(_graded(lowest <= 1.1 * claim.number(), True), text, SNAPSHOT, "low")
+    return Finding(graded(lowest <= 1.1 * claim.number(), True), text, SNAPSHOT, "low")
 
 
 # --- the whitepaper's table of costs --------------------------------------------------------------------------
@@ -94,14 +80,14 @@ def _row(row: str, needs: tuple[str, ...], listed: str = "", note: str = "") -> 
         asked = _pair(facts, listed or "on-demand/h100")
         hours = {label: _pair(facts, f"needed/{row}/{label}") for label in needs}
         usd = {label: (low * asked[0], high * asked[1]) for label, (low, high) in hours.items()}
-        meets = [label for label, cost in usd.items() if _meet(ends(claim.value), cost)]
+        meets = [label for label, cost in usd.items() if _meet(claim.ends(), cost)]
         text += "; at the hours that such runs need it costs "
         text += " and ".join(f"{c[0] / 1e6:.3g} to {c[1] / 1e6:.3g} million for {_words(n)}" for n, c in usd.items())
         text += f". {note}" if note else ""
         change = (
             "More GPUs or months than the row names." if implied[1] > prices[1] else "Fewer GPU-hours, or its base."
         )
-        return Finding(_graded(all(good), any(good) or bool(meets)), text, change, "high", "USD / (GPUs * hours)")
+        return Finding(graded(all(good), any(good) or bool(meets)), text, change, "high", "USD / (GPUs * hours)")
 
     return rule
 
@@ -118,7 +104,7 @@ def _duration(row: str, needs: tuple[str, ...], named: str = "") -> Rule:
         text = f"it has {have[0]:,.0f} to {have[1]:,.0f} GPU-hours; needed are "
         text += " and ".join(f"{low:,.0f} to {high:,.0f} for {_words(label)}" for label, (low, high) in need.items())
         return Finding(
-            _graded(between and model, _meet(have, span)), text, "A number of tokens with the row.", "medium", "6 P T"
+            graded(between and model, _meet(have, span)), text, "A number of tokens with the row.", "medium", "6 P T"
         )
 
     return rule
@@ -131,8 +117,8 @@ def _published(runs: tuple[str, ...], shorter: str = "") -> Rule:
     def rule(claim: Claim, facts: Facts) -> Finding:
         """The hours of every named published run at the prices of the snapshot meet the claimed range; in part if some
         do or miss it by less than half, or if it lies between a run of 20 tokens a parameter and the published ones."""
-        claimed = ends(claim.figure if claim.unit.startswith("$M") else claim.value)
-        claimed = (claimed[0], float("inf")) if claim.value.endswith("+") else claimed
+        low, high = ((1e6 if claim.unit.startswith("$M") else 1.0) * end for end in claim.ends())
+        claimed = (low, float("inf") if claim.value.endswith("+") else high)
         cost = {run: tuple(1e6 * usd for usd in _pair(facts, f"cost/{run}")) for run in runs}
         good = [_meet(claimed, (low, high)) for low, high in cost.values()]
         text = "at the prices of the snapshot " + ", ".join(
@@ -144,21 +130,21 @@ def _published(runs: tuple[str, ...], shorter: str = "") -> Rule:
             least = hours[0] * prices[0]
             part = part or least <= claimed[0] <= claimed[1] <= max(high for _, high in cost.values())
             text += f", and twenty tokens a parameter from {least / 1e6:.2g} million"
-        return Finding(_graded(all(good), part), text, "Prices or hours of the run that is meant.", "medium")
+        return Finding(graded(all(good), part), text, "Prices or hours of the run that is meant.", "medium")
 
     return rule
 
 
 def _from_million(claim: Claim) -> float:
-    return ends(claim.value)[0] / (1e6 if re.search(r"\d[KMB]", claim.value) else 1.0)
+    return claim.ends()[0] / (1e6 if re.search(r"\d[KMB]", claim.value) else 1.0)
 
 
 def gpu_hours(claim: Claim, facts: Facts) -> Finding:
     """A product."""
     found = facts(COST, "textbook/gpu-hours")
     text = f"25,000 GPUs for 100 days are {found / 1e6:.0f} million GPU-hours"
-    near = abs(found / ends(claim.value)[0] - 1)
-    return Finding(_graded(near <= 0.05, near <= 0.25), text, "Other counts.", "high", "25,000 * 100 * 24")
+    near = abs(found / claim.ends()[0] - 1)
+    return Finding(graded(near <= 0.05, near <= 0.25), text, "Other counts.", "high", "25,000 * 100 * 24")
 
 
 def lost_exponent(claim: Claim, facts: Facts) -> Finding:
@@ -167,7 +153,7 @@ def lost_exponent(claim: Claim, facts: Facts) -> Finding:
     low, mid, high = (facts(COST, f"textbook/flops/{end}") for end in ("low", "mid", "high"))
     text = f"read as 10^26, the exponent being lost: 60 million H100-hours realise {low:.2g} to {high:.2g} operations"
     inside, order = low <= 1e26 <= high, 10**25.5 <= mid <= 10**26.5
-    return Finding(_graded(inside, order), text, "An undamaged copy of the document.", "low")
+    return Finding(graded(inside, order), text, "An undamaged copy of the document.", "low")
 
 
 def billion(claim: Claim, facts: Facts) -> Finding:
@@ -175,7 +161,7 @@ def billion(claim: Claim, facts: Facts) -> Finding:
     mid, high = facts(COST, "textbook/usd/mid"), facts(COST, "textbook/usd/high")
     text = f"60 million H100-hours are {mid:,.0f} million USD at the median price and {high:,.0f} at the highest; what "
     text += "besides computing is counted the document does not say"
-    return Finding(_graded(mid >= 800, high >= 800), text, "An account of the other costs.", "medium")
+    return Finding(graded(mid >= 800, high >= 800), text, "An account of the other costs.", "medium")
 
 
 def weeks(claim: Claim, facts: Facts) -> Finding:
@@ -183,7 +169,7 @@ def weeks(claim: Claim, facts: Facts) -> Finding:
     low, mid = facts(COST, "textbook/weeks-on-eight-4090/low"), facts(COST, "textbook/weeks-on-eight-4090/mid")
     text = f"100 billion tokens take {mid:.0f} weeks at the median share of the peak that published runs realised, "
     text += f"{low:.0f} at the best tenth; no published run is on such a workstation"
-    return Finding(_graded(mid <= 8.7, low <= 13), text, "Such a run, timed.", "low", "6 P T / (8 m peak)")
+    return Finding(graded(mid <= 8.7, low <= 13), text, "Such a run, timed.", "low", "6 P T / (8 m peak)")
 
 
 def orders(claim: Claim, facts: Facts) -> Finding:
@@ -191,7 +177,7 @@ def orders(claim: Claim, facts: Facts) -> Finding:
     found = facts(COST, "textbook/orders-gpt-3-to-405b")
     off = abs(found - claim.number())
     text = f"from GPT-3 to Llama 3.1 405B it is {found:.1f} orders of magnitude; the document's own exponents are lost"
-    return Finding(_graded(off <= 0.3, off <= 0.7), text, "A later model whose compute is published.", "medium")
+    return Finding(graded(off <= 0.3, off <= 0.7), text, "A later model whose compute is published.", "medium")
 
 
 def _peak(gpu: str) -> Rule:
@@ -200,25 +186,25 @@ def _peak(gpu: str) -> Rule:
         found = facts(COST, f"peak/{gpu}")
         off = abs(found / claim.number() - 1)
         text = f"its data sheet has {found:g} TFLOP/s, dense (transcribed, not read again)"
-        return Finding(_graded(off <= 0.005, off <= 0.1), text, "Another part of that name.", "medium")
+        return Finding(graded(off <= 0.005, off <= 0.1), text, "Another part of that name.", "medium")
 
     return rule
 
 
 def generations(claim: Claim, facts: Facts) -> Finding:
     """Every step from V100 to B200 in the range, to a tenth; in part some end."""
-    low, high = ends(claim.value)
+    low, high = claim.ends()
     found = facts(COST, "peak-step/low"), facts(COST, "peak-step/high")
     good = [0.9 * low <= step <= 1.1 * high for step in found]
     text = f"dense 16-bit peaks grow {found[0]:.2f} to {found[1]:.2f} times from V100 to A100, H100 and B200"
-    return Finding(_graded(all(good), any(good)), text, "Rates that are measured, not printed.", "high")
+    return Finding(graded(all(good), any(good)), text, "Rates that are measured, not printed.", "high")
 
 
 def lost_day(claim: Claim, facts: Facts) -> Finding:
     """At the lowest price of the snapshot; in part at the highest."""
     low, high, claimed = (*_pair(facts, "textbook/lost-day"), _from_million(claim))
     text = f"a day of 25,000 H100 is {low:.1f} to {high:.1f} million USD at the prices of the snapshot"
-    return Finding(_graded(low >= claimed, high >= claimed), text, "Own GPUs, which cost less.", "high")
+    return Finding(graded(low >= claimed, high >= claimed), text, "Own GPUs, which cost less.", "high")
 
 
 def per_operation(claim: Claim, facts: Facts) -> Finding:
@@ -226,7 +212,7 @@ def per_operation(claim: Claim, facts: Facts) -> Finding:
     low, high, claimed = (*_pair(facts, "textbook/usd-for-1e26"), _from_million(claim))
     text = f"10^26 operations, as the lost exponents are read, cost {low:,.0f} to {high:,.0f} million USD at the "
     text += "snapshot's prices and the shares of the peak that published runs realised"
-    return Finding(_graded(low >= claimed, high >= claimed), text, "An undamaged copy of the document.", "low")
+    return Finding(graded(low >= claimed, high >= claimed), text, "An undamaged copy of the document.", "low")
 
 
 RULES: dict[str, Rule] = {

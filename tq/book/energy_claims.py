@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-from tq.book.ledger import NOT_REPRODUCED, PARTLY, REPRODUCED, Claim, Facts, Finding, Rule
+from tq.book.ledger import Claim, Facts, Finding, Rule, graded
 
 ENERGY = "energy"
 GUARDED = "Metered totals of more runs."
-
-
-def _graded(whole: bool, part: bool) -> str:
-    return REPRODUCED if whole else PARTLY if part else NOT_REPRODUCED
-
-
-def _range(text: str) -> tuple[float, float]:
-    low, _, high = text.strip("~+<>%").partition("-")
-    return float(low.replace(",", "")), float((high or low).strip("+").replace(",", ""))
 
 
 def _ends(facts: Facts, key: str) -> tuple[float, float]:
@@ -24,13 +15,13 @@ def _ends(facts: Facts, key: str) -> tuple[float, float]:
 
 def network_power(claim: Claim, facts: Facts) -> Finding:
     """All of the network is the most that can be saved: at least the low end by every figure, in part by the widest."""
-    low = _range(claim.value)[0] / 100
+    low = claim.ends()[0] / 100
     least, most, wide = (facts(ENERGY, f"network/{end}") for end in ("lowest", "highest", "with-storage"))
     text = (
         f"all switches, optics and cards take {least:.1%} to {most:.1%} of the IT power, with storage about {wide:.0%} "
     )
     text += "in the widest count that was found, and Ethernet switches draw power too"
-    verdict = _graded(least >= low, max(most, wide) >= low)
+    verdict = graded(least >= low, max(most, wide) >= low)
     return Finding(verdict, text, "A metered cluster before and after.", "medium", "network / (1 + network)")
 
 
@@ -43,7 +34,7 @@ def cluster_power(claim: Claim, facts: Facts) -> Finding:
     text = (
         f"{rated:.0f} MW by the rating of the nodes, network and building included; in training {low:.0f} to {high:.0f}"
     )
-    verdict = _graded(by_rating and training, by_rating or training)
+    verdict = graded(by_rating and training, by_rating or training)
     return Finding(verdict, text, "The meter of such a site.", "medium", "GPUs * node / 8 * load * (1 + network) * PUE")
 
 
@@ -55,7 +46,7 @@ def gpt3_energy(claim: Claim, facts: Facts) -> Finding:
         f"{computed:,.0f} MWh as Patterson et al. compute it: 330 W a V100 metered on another system, 10,000 of them "
     )
     text += "assumed, 14.8 days; the run itself was not metered"
-    return Finding(_graded(near <= 0.1, near <= 0.5), text, "A meter of that run.", "medium", "hours * 330 W * 1.1")
+    return Finding(graded(near <= 0.1, near <= 0.5), text, "A meter of that run.", "medium", "hours * 330 W * 1.1")
 
 
 def gpt3_bill(claim: Claim, facts: Facts) -> Finding:
@@ -64,20 +55,20 @@ def gpt3_bill(claim: Claim, facts: Facts) -> Finding:
     usd, implied = facts(ENERGY, "gpt3/usd"), facts(ENERGY, "gpt3/implied")
     text = f"{usd:,.0f} dollars at the mean industrial price of the United States; the claim needs "
     text += f"{implied:.3f} dollars a kWh"
-    verdict = _graded(abs(usd / claimed - 1) <= 0.1, 0.5 <= usd / claimed <= 2)
+    verdict = graded(abs(usd / claimed - 1) <= 0.1, 0.5 <= usd / claimed <= 2)
     return Finding(verdict, text, "The price that the site paid.", "low", "1,287 MWh * price")
 
 
 def frontier_energy(claim: Claim, facts: Facts) -> Finding:
     """Both runs inside the range, each with its interval of watts; in part if an interval meets it."""
-    low, high = _range(claim.value)
+    low, high = claim.ends()
     high = max(high, 1e9) if claim.value.endswith("+") else high
     runs = {"25,000 H100 for 100 days": "gpt4-class", "the hours of Llama 3.1 405B": "llama31-405b"}
     ends = {name: _ends(facts, f"frontier/{key}") for name, key in runs.items()}
     inside = [low <= a and b <= high for a, b in ends.values()]
     meets = [b >= low and a <= high for a, b in ends.values()]
     text = "; ".join(f"{name} take {a:.0f} to {b:.0f} GWh" for name, (a, b) in ends.items())
-    return Finding(_graded(all(inside), any(meets)), text, GUARDED, "medium", "hours * W")
+    return Finding(graded(all(inside), any(meets)), text, GUARDED, "medium", "hours * W")
 
 
 def industry_carbon(claim: Claim, facts: Facts) -> Finding:
@@ -87,7 +78,7 @@ def industry_carbon(claim: Claim, facts: Facts) -> Finding:
         f"plausible as an order: a million tonnes a year on the world's mean grid is {megawatts:.0f} MW all year, and "
     )
     text += f"one cluster of 100,000 H100 emits {cluster:.2f} million; what the industry trains was metered by nobody"
-    verdict = _graded(cluster >= 0.5, cluster >= 0.1)
+    verdict = graded(cluster >= 0.5, cluster >= 0.1)
     return Finding(verdict, text, "Totals of the industry.", "low", "MW * 8760 h * kg/kWh")
 
 

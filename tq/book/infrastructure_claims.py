@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tq.book.ledger import NOT_REPRODUCED, PARTLY, REPRODUCED, Claim, Facts, Finding, NotRecorded, Rule
+from tq.book.ledger import Claim, Facts, Finding, NotRecorded, Rule, graded
 
 SITES, SHAPED = "impact-infrastructure", "data-parallel-training"
 FEASIBLE = 0.5  # below it two sites are worth less than one
@@ -12,10 +12,6 @@ SCENARIOS = {  # key -> (words, the link that it is judged at)
     "pool": ("a pool at 100 Gbit/s a node", 100_000),
     "edge": ("the edge at 100 Mbit/s", 100),
 }
-
-
-def _graded(whole: bool, part: bool) -> str:
-    return REPRODUCED if whole else PARTLY if part else NOT_REPRODUCED
 
 
 def _shaped(facts: Facts) -> str:
@@ -45,7 +41,7 @@ def several_sites(claim: Claim, facts: Facts) -> Finding:
     text += f"from {need['4-bits']:.0f} with four bits, so codes decide between the two; every hundred steps it needs "
     text += f"{need['diloco-bf16']:.2f} without codes and {need['diloco-4']:.2f} with them; {_shaped(facts)}"
     change = "Another meaning of feasible than half of the time computing; a loss of DiLoCo that does not hold up."
-    verdict = _graded(impossible and helps, helps)
+    verdict = graded(impossible and helps, helps)
     return Finding(verdict, text, change, "medium", "T = c + (2 (k - 1) / k N b / R) / H")
 
 
@@ -64,7 +60,7 @@ def become_practical(claim: Claim, facts: Facts) -> Finding:
         shown.append(text)
     text = f"time in which GPUs compute, without and with four bits: {'; '.join(shown)}"
     change = "Another link, another model, or another limit than half of the time."
-    return Finding(_graded(all(flips), any([*flips, *rare])), text, change, "medium", "u = c / T")
+    return Finding(graded(all(flips), any([*flips, *rare])), text, change, "medium", "u = c / T")
 
 
 RULES: dict[str, Rule] = {

@@ -81,6 +81,15 @@ class Claim:
             raise ValueError(f"{self.id}: the value {self.value!r} holds no number")
         return float(found.group().replace(",", ""))
 
+    def ends(self) -> tuple[float, float]:
+        """The range of the value: 50K-500K is (5e4, 5e5), 120M+ (1.2e8, 1.2e8), and of 32 -> 64-96 the last."""
+        scale = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9}
+        found = re.findall(r"(\d[\d,]*(?:\.\d+)?)\s?([KMB]?)", self.value.split(">")[-1])
+        if not found:
+            raise ValueError(f"{self.id}: the value {self.value!r} holds no number")
+        values = [float(number.replace(",", "")) * scale[unit] for number, unit in found[:2]]
+        return values[0], values[-1]
+
 
 @dataclass(frozen=True)
 class Evidence:
@@ -129,6 +138,10 @@ class Verdict:
 
     def line(self) -> str:
         return f"{self.id} {self.verdict} — {self.condition}"
+
+
+def graded(whole: bool, part: bool) -> str:
+    return REPRODUCED if whole else PARTLY if part else NOT_REPRODUCED
 
 
 class NotRecorded(LookupError):

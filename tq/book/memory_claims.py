@@ -4,20 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tq.book.ledger import NOT_REPRODUCED, PARTLY, REPRODUCED, Claim, Facts, Finding, NotRecorded, Rule
+from tq.book.ledger import Claim, Facts, Finding, NotRecorded, Rule, graded
 
 MEMORY, STATE = "activation-memory", "optimizer-state"
 EIGHT = ("8-8", "bitsandbytes-8-bit", "torchao-8-bit")  # the states of 8 bits that were counted
 GPU = "The same on a GPU."
-
-
-def _range(text: str) -> tuple[float, float]:
-    low, _, high = text.strip("~<>%").partition("-")
-    return float(low), float(high or low)
-
-
-def _graded(whole: bool, part: bool) -> str:
-    return REPRODUCED if whole else PARTLY if part else NOT_REPRODUCED
 
 
 def activation_factor(claim: Claim, facts: Facts) -> Finding:
@@ -32,7 +23,7 @@ def activation_factor(claim: Claim, facts: Facts) -> Finding:
     text = f"at four bits a 16-bit tensor falls by {tensor:.2f} with bf16 scales and {wide:.2f} with fp32 ones, all "
     text += f"that a small model keeps by {whole:.2f} (its fp32 tensors fall further) at {gap['value']:+.4f} bit "
     text += f"a byte of loss, and with cheap results computed again by {again:.1f} at {costs:+.4f}"
-    return Finding(_graded(tensor >= n and same, whole >= n and same), text, "Peak memory of a GPU.", "medium")
+    return Finding(graded(tensor >= n and same, whole >= n and same), text, "Peak memory of a GPU.", "medium")
 
 
 def linear_factor(claim: Claim, facts: Facts) -> Finding:
@@ -40,12 +31,12 @@ def linear_factor(claim: Claim, facts: Facts) -> Finding:
     n, half, full = claim.number(), facts(MEMORY, "compiled/per-tensor-bf16"), facts(MEMORY, "compiled/per-tensor")
     text = f"what this project's linear layer keeps of its input is {half:.2f} times smaller in bf16 and {full:.2f} in "
     text += "float32, also when compiled; the rest of a model stays"
-    return Finding(_graded(half >= n, full >= n), text, GPU, "medium")
+    return Finding(graded(half >= n, full >= n), text, GPU, "medium")
 
 
 def activation_share(claim: Claim, facts: Facts) -> Finding:
     """All published shapes inside the range, with and without selective recomputation; in part if the ranges meet."""
-    low, high = (value / 100 for value in _range(claim.value))
+    low, high = (value / 100 for value in claim.ends())
     ends = {
         kind: [facts(MEMORY, f"share-of-memory/{kind}/{end}") for end in ("lowest", "highest")]
         for kind in ("none", "selective")
@@ -56,20 +47,20 @@ def activation_share(claim: Claim, facts: Facts) -> Finding:
     text += f"{ends['none'][0]:.0%} to {ends['none'][1]:.0%} without recomputation and "
     text += f"{ends['selective'][0]:.0%} to {ends['selective'][1]:.0%} with the selective kind and "
     text += "sequence parallelism"
-    return Finding(_graded(inside, meets), text, "Measured shares of a published run.", "medium")
+    return Finding(graded(inside, meets), text, "Measured shares of a published run.", "medium")
 
 
 def checkpoint_saving(claim: Claim, facts: Facts) -> Finding:
     """Inside the range; above it the claim is too modest, which is agreement in part."""
-    low, high = (value / 100 for value in _range(claim.value))
+    low, high = (value / 100 for value in claim.ends())
     saved = facts(MEMORY, "checkpoint/blocks-reduction")
     text = f"a checkpoint of every block saves {saved:.0%} of the bytes that the blocks keep, counted"
-    return Finding(_graded(low <= saved <= high, saved > high), text, "Coarser or finer checkpoints.", "high")
+    return Finding(graded(low <= saved <= high, saved > high), text, "Coarser or finer checkpoints.", "high")
 
 
 def checkpoint_time(claim: Claim, facts: Facts) -> Finding:
     """Within five points of the range; in part within fifteen. A third of the operations is arithmetic."""
-    low, high = (value / 100 for value in _range(claim.value))
+    low, high = (value / 100 for value in claim.ends())
     added = facts(MEMORY, "time/bare-checkpoint") - 1
 
     def near(margin: float) -> bool:
@@ -78,14 +69,14 @@ def checkpoint_time(claim: Claim, facts: Facts) -> Finding:
     text = (
         f"a checkpoint of every block adds {added:.0%} to a step on a CPU; the arithmetic is 1/3, as the forward pass "
     )
-    return Finding(_graded(near(0.05), near(0.15)), text + "runs once more", GPU, "low", "(1 + 1 + 2) / (1 + 2) - 1")
+    return Finding(graded(near(0.05), near(0.15)), text + "runs once more", GPU, "low", "(1 + 1 + 2) / (1 + 2) - 1")
 
 
 def compute_for_memory(claim: Claim, facts: Facts) -> Finding:
     """Ten times less memory for about a third more time; in part without the time, or with eight times."""
     factor, added = facts(MEMORY, "checkpoint/blocks-factor"), facts(MEMORY, "time/bare-checkpoint") - 1
     text = f"what blocks keep falls by {factor:.1f} with a checkpoint of each, for {added:.0%} more time on a CPU"
-    return Finding(_graded(factor >= 10 and added <= 0.38, factor >= 8), text, GPU, "medium")
+    return Finding(graded(factor >= 10 and added <= 0.38, factor >= 8), text, GPU, "medium")
 
 
 def square_root(claim: Claim, facts: Facts) -> Finding:
@@ -93,7 +84,7 @@ def square_root(claim: Claim, facts: Facts) -> Finding:
     grown = facts(MEMORY, "checkpoint/peak-at-16-times-the-depth")
     text = f"at 16 times the depth the peak grows {grown:.2f} times if the distance of checkpoints is chosen for the "
     text += "depth; one for every block grows linearly"
-    return Finding(_graded(3 <= grown <= 5, grown <= 8), text, "Another placement.", "high", "sqrt(16) = 4")
+    return Finding(graded(3 <= grown <= 5, grown <= 8), text, "Another placement.", "high", "sqrt(16) = 4")
 
 
 def quadratic_attention(claim: Claim, facts: Facts) -> Finding:
@@ -103,16 +94,16 @@ def quadratic_attention(claim: Claim, facts: Facts) -> Finding:
         f"what attention keeps grows {plain:.2f} times with twice the context without a fused kernel and {fused:.2f} "
     )
     text += "times with one. Its compute was not measured here"
-    return Finding(_graded(plain >= 3.5 and fused >= 3.5, plain >= 3.5), text, GPU, "high")
+    return Finding(graded(plain >= 3.5 and fused >= 3.5, plain >= 3.5), text, GPU, "high")
 
 
 def fused_saving(claim: Claim, facts: Facts) -> Finding:
     """Every measured context inside the range; in part if some are."""
-    low, high = _range(claim.value)
+    low, high = claim.ends()
     factors = {t: facts(MEMORY, f"attention/fused-saves/{t}") for t in (512, 1024, 2048)}
     inside = [low <= factor <= high for factor in factors.values()]
     text = "a factor that grows with the context: " + ", ".join(f"{f:.1f} at {t}" for t, f in factors.items())
-    return Finding(_graded(all(inside), any(inside)), text, "A GPU's fused kernel.", "medium")
+    return Finding(graded(all(inside), any(inside)), text, "A GPU's fused kernel.", "medium")
 
 
 def _measured(facts: Facts, what: str, names: Sequence[str]) -> dict[str, float]:
@@ -134,27 +125,27 @@ def eight_bit_saving(claim: Claim, facts: Facts) -> Finding:
     text += ", ".join(f"{share:.1%} ({name})" for name, share in saved.items())
     text += f"; of all 16 bytes a parameter of mixed precision it is a factor of {facts(STATE, 'whole/8-8'):.2f}"
     change = "A model of many small tensors, which stay in fp32."
-    return Finding(_graded(all(near), any(near)), text, change, "high", "1 - (1 + 4/256) / 4")
+    return Finding(graded(all(near), any(near)), text, change, "high", "1 - (1 + 4/256) / 4")
 
 
 def eight_bit_accuracy(claim: Claim, facts: Facts) -> Finding:
     """Accuracy is read as held-out loss: every gap with its interval below the claim; in part some mean."""
-    limit = _range(claim.value)[1] / 100
+    limit = claim.ends()[1] / 100
     gaps, worst = _measured(facts, "relative", EIGHT), _measured(facts, "relative-worst", EIGHT)
     sure = set(worst) >= set(gaps) and all(value < limit for value in worst.values())
     text = "held-out loss against fp32 states changes by "
     text += ", ".join(f"{gaps[n]:+.2%} ({n}; at most {worst[n]:.2%} with its interval)" for n in gaps if n in worst)
     text += ". One small model; the source names no measure of accuracy"
-    return Finding(_graded(sure, any(abs(g) < limit for g in gaps.values())), text, "A longer or larger run.", "low")
+    return Finding(graded(sure, any(abs(g) < limit for g in gaps.values())), text, "A longer or larger run.", "low")
 
 
 def eight_bit_factor(claim: Claim, facts: Facts) -> Finding:
     """The state's factor or that of all bytes within a tenth of the claim; in part if the claim lies between them."""
-    claimed, state, whole = _range(claim.value)[0], facts(STATE, "ratio/8-8"), facts(STATE, "whole/8-8")
+    claimed, state, whole = claim.ends()[0], facts(STATE, "ratio/8-8"), facts(STATE, "whole/8-8")
     close = any(abs(factor / claimed - 1) <= 0.1 for factor in (state, whole))
     text = f"the optimizer's state shrinks by {state:.2f}x, all 16 bytes of mixed precision by {whole:.2f}x; "
     text += "the claim is one of them" if close else f"{claimed:g}x is neither"
-    verdict = _graded(close, whole < claimed < state)
+    verdict = graded(close, whole < claimed < state)
     return Finding(verdict, text, "A statement of what is counted.", "high", "8 / 2.06; 16 / 10.06")
 
 
@@ -164,7 +155,7 @@ def smaller_states(claim: Claim, facts: Facts) -> Finding:
     kept = _measured(facts, "bytes", ("adafactor", "sgd-with-momentum", "bitsandbytes-lion"))
     less = [width < 0.9 * adam for width in kept.values()]
     text = f"bytes a parameter beside AdamW's {adam:.3g}: " + ", ".join(f"{w:.3g} ({n})" for n, w in kept.items())
-    return Finding(_graded(all(less), any(less)), text, "Models without matrices.", "high")
+    return Finding(graded(all(less), any(less)), text, "Models without matrices.", "high")
 
 
 RULES: dict[str, Rule] = {

@@ -13,21 +13,13 @@ from tq.book.ledger import (
     Facts,
     Finding,
     Rule,
+    graded,
 )
 from tq.book.source_claims import confidence_of, evidence_of, rows
 
 INDUSTRY, ADAMW = "industry-impact", "compressed-adamw"
 TIERS = ("400g", "100g", "25g")  # the network tiers that the whitepaper names
 SAME = 0.01  # nats that two runs of one seed may differ by and still count as the same
-
-
-def _range(text: str) -> tuple[float, float]:
-    low, _, high = text.strip("~<>%").partition("-")
-    return float(low), float(high or low)
-
-
-def _graded(whole: bool, part: bool) -> str:
-    return REPRODUCED if whole else PARTLY if part else NOT_REPRODUCED
 
 
 def only_one(claim: Claim, facts: Facts) -> Finding:
@@ -49,14 +41,14 @@ def only_one(claim: Claim, facts: Facts) -> Finding:
 
 def cheaper_cluster(claim: Claim, facts: Facts) -> Finding:
     """The low end of the range must be met by the whitepaper's own prices; in part if a network for nothing would."""
-    low, _ = (value / 100 for value in _range(claim.value))
+    low, _ = (value / 100 for value in claim.ends())
     own = facts(INDUSTRY, "provider/saving-at-their-prices")
     free = facts.entry(INDUSTRY, "provider/network-share")
     text = f"the claimed $15K and $7K a GPU differ by {own:.0%} of a cluster with that InfiniBand; by a bill of "
     text += f"materials and two published shares the whole network is {free['low']:.0%} to {free['high']:.0%} of it, "
     text += "so that even a network for nothing saves no more"
     change = "A cluster whose network is more than a third of its price, or a bill of materials for both fabrics."
-    return Finding(_graded(own >= low, free["high"] >= low), text, change, "medium")
+    return Finding(graded(own >= low, free["high"] >= low), text, change, "medium")
 
 
 def _savings(facts: Facts) -> dict[str, tuple[float, float]]:
@@ -78,21 +70,21 @@ def cheaper_run(claim: Claim, facts: Facts) -> Finding:
     text += "the second with the whole exchange coded, each against the same link without the codec. A cut at 25G is "
     text += "one of a run that is longer than on the faster link; the codec's speed on a GPU is assumed"
     return Finding(
-        _graded(all(reached), any(reached)), text, "A measured step of that size on such a link.", "medium",
+        graded(all(reached), any(reached)), text, "A measured step of that size on such a link.", "medium",
         "saving of the cost = saving of the time, at one price of a GPU-hour",
     )  # fmt: skip
 
 
 def more_runs(claim: Claim, facts: Facts) -> Finding:
     """1 / (1 - saving) runs for the money of one; reproduced if all tiers give two, in part if one of them does."""
-    low, _ = _range(claim.value)
+    low, _ = claim.ends()
     savings = _savings(facts)
     runs = {tier: 1 / (1 - best) for tier, (_, best) in savings.items()}
     reached = [each >= low for each in runs.values()]
     text = "at best " + ", ".join(f"{each:.2f} at {tier.upper()}" for tier, each in runs.items())
     text += f" runs for the money of one; {low:g} need a saving of {1 - 1 / low:.0%}"
     return Finding(
-        _graded(all(reached), any(reached)), text, "A measured step of that size on such a link.", "medium",
+        graded(all(reached), any(reached)), text, "A measured step of that size on such a link.", "medium",
         "1 / (1 - saving)",
     )  # fmt: skip
 
@@ -106,7 +98,7 @@ def own_gpus(claim: Claim, facts: Facts) -> Finding:
     text += f"input, from {found['output']:.2f} less than its price of output, and four cost less than a 70B model at "
     text += f"2.40 dollars from {found['70b']:.2f}; whether they can serve as many depends on the load"
     return Finding(
-        _graded(all(near), any(near)), text, "Other prices, or a model that needs another number of GPUs.", "low",
+        graded(all(near), any(near)), text, "Other prices, or a model that needs another number of GPUs.", "low",
         "GPUs * price of a GPU-hour * 730 / price of a million tokens",
     )  # fmt: skip
 
@@ -120,7 +112,7 @@ def long_run(claim: Claim, facts: Facts) -> Finding:
     if steps < wanted:
         return Finding(NOT_MEASURED, text, "Runs of that length, in pairs.")
     worst = gap.get("high", gap["value"])
-    return Finding(_graded(worst < SAME, gap["value"] < SAME), text, "Longer runs, or larger models.", "medium")
+    return Finding(graded(worst < SAME, gap["value"] < SAME), text, "Longer runs, or larger models.", "medium")
 
 
 RULES: dict[str, Rule] = {

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from tq.book.cost_claims import ends
-from tq.book.ledger import NOT_REPRODUCED, PARTLY, REPRODUCED, Claim, Facts, Finding, Rule
+from tq.book.ledger import Claim, Facts, Finding, Rule, graded
 
 CHAPTER = "impact-training-cost"
 BASES = ("bf16", "fp32")
 TIMED = "A timed run on such a network with a codec of that speed."
 Interval = tuple[float, float, float]
-
-
-def _graded(whole: bool, part: bool) -> str:
-    return REPRODUCED if whole else PARTLY if part else NOT_REPRODUCED
 
 
 def _three(facts: Facts, key: str) -> Interval:
@@ -39,9 +34,9 @@ def _saving(facts: Facts, low: float) -> tuple[bool, bool, str]:
 def share_saved(claim: Claim, facts: Facts) -> Finding:
     """The median saving reaches the claimed range on the network of the priced GPUs, against bf16; in part on a
     slower one or against fp32."""
-    low = ends(claim.value)[0] / 100
+    low = claim.ends()[0] / 100
     priced, elsewhere, text = _saving(facts, low)
-    return Finding(_graded(priced, elsewhere), text, TIMED, "medium", "1 - (1 - f) k - f / r")
+    return Finding(graded(priced, elsewhere), text, TIMED, "medium", "1 - (1 - f) k - f / r")
 
 
 def _dollars(facts: Facts, run: str, low: float) -> tuple[bool, bool, str]:
@@ -54,29 +49,29 @@ def _dollars(facts: Facts, run: str, low: float) -> tuple[bool, bool, str]:
 
 def dollars_saved(claim: Claim, facts: Facts) -> Finding:
     """The median reaches the sum on the priced network; in part if the interval on 100 Gbit/s against fp32 does."""
-    low, _ = ends(claim.value)
+    low, _ = claim.ends()
     priced, hundred, text = _dollars(facts, "70b", low)
     claimed = f"the sums are 27 and 56 % of ${facts(CHAPTER, 'claimed/base'):,.0f}, a run too short for 70B; one of "
     claimed += f"twenty tokens a parameter costs {facts(CHAPTER, 'cost/70b/mid'):.1f} million. There "
     text = claimed + text
-    return Finding(_graded(priced, hundred), text, TIMED, "low", "27 % and 56 % of 256 * 3 * 168 * 6.88")
+    return Finding(graded(priced, hundred), text, TIMED, "low", "27 % and 56 % of 256 * 3 * 168 * 6.88")
 
 
 def fifth_of_the_table(claim: Claim, facts: Facts) -> Finding:
     """Both ends as the claimed share of the table's costs, and reached as in `dollars_saved`; in part one of these."""
-    low, _ = ends(claim.value)
+    low, _ = claim.ends()
     shares = facts(CHAPTER, "claimed/share-of-table/low"), facts(CHAPTER, "claimed/share-of-table/high")
     consistent = abs(shares[0] - 0.2) <= 0.02 and abs(shares[1] - 0.4) <= 0.02
     priced, hundred, text = _dollars(facts, "70b", low)
     text = f"its ends are {shares[0]:.0%} and {shares[1]:.0%} of the ends of its table, not 20 and 40 %; {text}"
-    return Finding(_graded(consistent and priced, consistent or hundred), text, TIMED, "low")
+    return Finding(graded(consistent and priced, consistent or hundred), text, TIMED, "low")
 
 
 def both(claim: Claim, facts: Facts) -> Finding:
     """The dollars and the percentage; in part one of them, or both in part."""
     priced, elsewhere, text = _saving(facts, 0.27)
-    usd_priced, usd_hundred, dollars = _dollars(facts, "70b", ends(claim.value)[0])
-    verdict = _graded(priced and usd_priced, priced or elsewhere or usd_priced or usd_hundred)
+    usd_priced, usd_hundred, dollars = _dollars(facts, "70b", claim.ends()[0])
+    verdict = graded(priced and usd_priced, priced or elsewhere or usd_priced or usd_hundred)
     return Finding(verdict, f"{text}; {dollars}", TIMED, "low")
 
 
@@ -89,7 +84,7 @@ def large_model(claim: Claim, facts: Facts) -> Finding:
     cost = facts(CHAPTER, "cost/175b-gpt-3/mid")
     text = f"on GPT-3's tokens such a run costs {cost:.1f} million in all; on twenty a parameter {text}. The "
     text += "infrastructure is S0-016"
-    return Finding(_graded(short, long), text, TIMED, "low")
+    return Finding(graded(short, long), text, TIMED, "low")
 
 
 def strategy(claim: Claim, facts: Facts) -> Finding:
@@ -99,12 +94,12 @@ def strategy(claim: Claim, facts: Facts) -> Finding:
         f"tensor parallelism across nodes makes a 70B step {fast:.2f} times as long on 400 Gbit/s a GPU and {slow:.2f} "
     )
     text += "times on 100; nobody would train so for long"
-    return Finding(_graded(fast >= 3, slow >= 3), text, "Two published runs that differ so.", "medium")
+    return Finding(graded(fast >= 3, slow >= 3), text, "Two published runs that differ so.", "medium")
 
 
 def elastic(claim: Claim, facts: Facts) -> Finding:
     """Discounts of spot offers within the range, to two points; in part if the ranges meet."""
-    low, high = (end / 100 for end in ends(claim.value))
+    low, high = (end / 100 for end in claim.ends())
     found = facts(CHAPTER, "spot-discount/low"), facts(CHAPTER, "spot-discount/high")
     inside = low - 0.02 <= found[0] and found[1] <= high + 0.02
     text = (
@@ -112,7 +107,7 @@ def elastic(claim: Claim, facts: Facts) -> Finding:
     )
     text += "pairs of offers of the snapshot; what interruptions cost is not in it"
     meets = found[0] <= high and low <= found[1]
-    return Finding(_graded(inside, meets), text, "A run on such offers, with its interruptions.", "low")
+    return Finding(graded(inside, meets), text, "A run on such offers, with its interruptions.", "low")
 
 
 RULES: dict[str, Rule] = {

@@ -105,7 +105,7 @@
 
   function shown(value, form) {
     if (value === null || value === undefined) return "none";
-    if (form === "percent") return (100 * value).toFixed(1) + " %";
+    if (form === "percent") return (100 * value).toFixed(1).replace("-", "−") + " %";
     if (form === "pays") return value > 0 ? "yes" : value < 0 ? "no" : "depends on link and speed";
     if (form === "usd") return (value < 0 ? "−$" : "$") + Math.round(Math.abs(value)).toLocaleString("en-US");
     if (form === "count") return Math.round(value).toLocaleString("en-US");

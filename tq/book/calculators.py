@@ -7,10 +7,11 @@ typed twice. The page carries them as JSON, as a page opened from a disk may fet
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict
 from decimal import ROUND_HALF_UP, Decimal
 from html import escape
-from typing import Any
+from typing import Any, NamedTuple
 
 from tq.economics import calculator, prices
 from tq.quant.codebook import distortion
@@ -21,50 +22,53 @@ TITLES = {
     "memory": "Memory and the largest batch",
     "codec": "Bits, bytes and distortion",
 }
-# calculator -> (result, words, how it is written), in the order of the page; `shown` in calculators.js knows the forms
-RESULTS: dict[str, tuple[tuple[str, str, str], ...]] = {
+
+
+class Shown(NamedTuple):
+    """A result: what it is called, how it is written (`shown` here and in calculators.js), and results beside it."""
+
+    key: str
+    words: str
+    form: str
+    beside: str = ""
+
+    @property
+    def others(self) -> list[str]:
+        return re.findall(r"{(\w+)}", self.beside)
+
+
+RESULTS = {  # calculator -> its results in the order of the page
     "savings": (
-        ("pays", "Does it pay", "pays"),
-        ("saving", "Saving", "percent"),
-        ("saving_low", "… at the low end", "percent"),
-        ("saving_high", "… at the high end", "percent"),
-        ("saved_usd", "Saved on the run", "usd"),
-        ("saved_usd_low", "… at the low end", "usd"),
-        ("saved_usd_high", "… at the high end", "usd"),
-        ("plain_s", "Step without, s", "number"),
-        ("coded_s", "Step with, s", "number"),
-        ("plain_hours", "Run without, hours", "count"),
-        ("coded_hours", "Run with, hours", "count"),
-        ("plain_usd", "Run without", "usd"),
-        ("coded_usd", "Run with", "usd"),
-        ("ratio", "Compression ratio", "fixed"),
-        ("share", "Exposed exchange, share of the step", "percent"),
-        ("breakeven_overhead", "Break-even overhead, ×", "number"),
-        ("breakeven_gbit", "Break-even link, Gbit/s a GPU", "number"),
+        Shown("pays", "Does it pay", "pays"),
+        Shown("saving", "Saving", "percent", "{saving_low} to {saving_high}"),
+        Shown("saved_usd", "Saved on the run", "usd", "{saved_usd_low} to {saved_usd_high}"),
+        Shown("plain_s", "Step, s", "number", "coded {coded_s}"),
+        Shown("plain_hours", "Run, hours", "count", "coded {coded_hours}"),
+        Shown("plain_usd", "Cost of the run", "usd", "coded {coded_usd}"),
+        Shown("ratio", "Compression ratio", "fixed"),
+        Shown("share", "Exposed exchange, share of the step", "percent"),
+        Shown("breakeven_overhead", "Break-even overhead, ×", "number"),
+        Shown("breakeven_gbit", "Break-even link, Gbit/s a GPU", "number"),
     ),
     "memory": (
-        ("parameters_b", "Parameters, billion", "number"),
-        ("weights_gib", "Weights, GiB", "fixed"),
-        ("gradients_gib", "Gradients, GiB", "fixed"),
-        ("states_gib", "Optimizer states, GiB", "fixed"),
-        ("activations_gib", "Activations, GiB", "fixed"),
-        ("coded_activations_gib", "… coded, GiB", "fixed"),
-        ("working_gib", "Working space, GiB", "fixed"),
-        ("coded_working_gib", "… with coding, GiB", "fixed"),
-        ("total_gib", "Total, GiB", "fixed"),
-        ("coded_total_gib", "… with coding, GiB", "fixed"),
-        ("largest_batch", "Largest micro-batch, sequences", "count"),
-        ("coded_largest_batch", "… with coding, sequences", "count"),
+        Shown("parameters_b", "Parameters, billion", "number"),
+        Shown("weights_gib", "Weights, GiB", "fixed"),
+        Shown("gradients_gib", "Gradients, GiB", "fixed"),
+        Shown("states_gib", "Optimizer states, GiB", "fixed"),
+        Shown("activations_gib", "Activations, GiB", "fixed", "coded {coded_activations_gib}"),
+        Shown("working_gib", "Working space, GiB", "fixed", "coded {coded_working_gib}"),
+        Shown("total_gib", "Total, GiB", "fixed", "coded {coded_total_gib}"),
+        Shown("largest_batch", "Largest micro-batch, sequences", "count", "coded {coded_largest_batch}"),
     ),
     "codec": (
-        ("bits_per_element", "Stored bits a number", "number"),
-        ("bytes", "Stored bytes", "count"),
-        ("ratio_fp32", "Ratio against fp32", "fixed"),
-        ("ratio_bf16", "Ratio against bf16", "fixed"),
-        ("nmse", "Error, smallest (NMSE)", "number"),
-        ("nmse_unbiased", "Error, unbiased scale (NMSE)", "number"),
-        ("nmse_floor", "No quantizer is below", "number"),
-        ("snr_db", "Signal over error, dB", "number"),
+        Shown("bits_per_element", "Stored bits a number", "number"),
+        Shown("bytes", "Stored bytes", "count"),
+        Shown("ratio_fp32", "Ratio against fp32", "fixed"),
+        Shown("ratio_bf16", "Ratio against bf16", "fixed"),
+        Shown("nmse", "Error, smallest (NMSE)", "number"),
+        Shown("nmse_unbiased", "Error, unbiased scale (NMSE)", "number"),
+        Shown("nmse_floor", "No quantizer is below", "number"),
+        Shown("snr_db", "Signal over error, dB", "number"),
     ),
 }
 
@@ -106,7 +110,7 @@ def shown(value: float | None, form: str) -> str:
     if value is None:
         return "none"
     if form == "percent":
-        return f"{100 * value:.1f} %"
+        return f"{100 * value:.1f} %".replace("-", "−")
     if form == "pays":
         return "yes" if value > 0 else "no" if value < 0 else "depends on link and speed"
     if form == "usd":
@@ -132,6 +136,18 @@ def _field(field: calculator.Field) -> str:
     return f'<label>{words}<input type="number" name="{field.name}" {value} {limits}></label>'
 
 
+def _result(result: Shown, first: bool) -> str:
+    """Read out when it changes is the first result alone; the others are there to be looked up."""
+
+    def output(key: str) -> str:
+        live = "polite" if first and key == result.key else "off"
+        return f'<output data-key="{key}" data-form="{result.form}" aria-live="{live}"></output>'
+
+    beside = re.sub(r"{(\w+)}", lambda match: output(match[1]), result.beside)
+    beside = f" <small>{beside}</small>" if beside else ""
+    return f"<div><dt>{escape(result.words)}</dt><dd>{output(result.key)}{beside}</dd></div>"
+
+
 def form(name: str) -> str:
     """The form of a calculator; hidden until the script shows it."""
     known = presets()[name]
@@ -140,12 +156,7 @@ def form(name: str) -> str:
         options = "".join(f'<option value="{each}">{each}</option>' for each in known)
         words = '<span>Take the model from</span><select name="preset"><option value="">its own fields</option>'
         fields.insert(0, f"<label>{words}{options}</select></label>")
-    # read out when it changes: the first result alone, the others are there to be looked up
-    results = "".join(
-        f'<div><dt>{escape(words)}</dt><dd><output data-key="{key}" data-form="{how}"'
-        f' aria-live="{"off" if i else "polite"}"></output></dd></div>'
-        for i, (key, words, how) in enumerate(RESULTS[name])
-    )
+    results = "".join(_result(result, first=i == 0) for i, result in enumerate(RESULTS[name]))
     share = '<label><span>Link to this case</span><input type="text" name="link" readonly></label>'
     return (
         f'<form class="tq-calculator" data-name="{name}" aria-label="{escape(TITLES[name])}" novalidate hidden>'
@@ -197,14 +208,17 @@ def _memory_table() -> str:
     fields = {field.name: field for field in calculator.FIELDS["memory"]}
     keys = ("weights_gib", "gradients_gib", "states_gib", "activations_gib", "total_gib", "largest_batch",
             "coded_activations_gib", "coded_total_gib", "coded_largest_batch")  # fmt: skip
-    forms = {key: how for key, _, how in RESULTS["memory"]}
+    named, forms = {}, {}
+    for result in RESULTS["memory"]:
+        for key in (result.key, *result.others):
+            named[key], forms[key] = (
+                result.words.replace(",", " coded," if key in result.others else ",", 1),
+                result.form,
+            )
     for value, words in fields["recompute"].choices:
         for parallel, how in fields["sequence_parallel"].choices:
             found = calculator.memory(base | {"recompute": value, "sequence_parallel": parallel})
             rows.append([words, how, *(shown(found[key], forms[key]) for key in keys)])
-    named = {key: label for key, label, _ in RESULTS["memory"]}
-    named["coded_activations_gib"], named["coded_total_gib"] = "Activations coded, GiB", "Total coded, GiB"
-    named["coded_largest_batch"] = "Largest micro-batch coded, sequences"
     head = ["Recomputed", "Sequence parallelism", *(named[key] for key in keys)]
     n = {name: f"{value:g}" for name, value in base.items()}
     caption = (
@@ -216,11 +230,11 @@ def _memory_table() -> str:
 
 
 def _codec_table() -> str:
-    rows = []
+    rows, columns = [], [each for each in RESULTS["codec"] if each.key != "bytes"]
     for bits in range(1, 9):
         found = run("codec", calculator.defaults("codec") | {"bits": float(bits)})
-        rows.append([f"{bits}", *(shown(found[key], how) for key, _, how in RESULTS["codec"] if key != "bytes")])
-    head = ["Bits", *(words for key, words, _ in RESULTS["codec"] if key != "bytes")]
+        rows.append([f"{bits}", *(shown(found[each.key], each.form) for each in columns)])
+    head = ["Bits", *(each.words for each in columns)]
     return _table("Blocks of 128 with an fp32 scale; errors on Gaussian numbers", head, rows)
 
 

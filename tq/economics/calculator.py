@@ -58,9 +58,9 @@ FIELDS: dict[str, tuple[Field, ...]] = {
         Field("base_bits", "Gradients without compression", 16, 16, 32, "bits", choices=((16, "bf16"), (32, "fp32"))),
         _BITS, _BLOCK, _SCALE,
         Field("overhead", "Overhead of the codec on the rest of the step", 1.05, 1, 100, "×"),
-        Field("overlap", "Share of that rest that can hide the exchange", 0, 0, 1),
+        Field("overlap", "Share of the rest that can hide the exchange", 0, 0, 1, "0 to 1"),
         Field("usd_per_gpu_hour", "Price", 4, 1e-3, 1e4, "USD an hour and GPU"),
-        Field("uncertainty", "Link and speed, give or take", 0.2, 0, 0.9),
+        Field("uncertainty", "Link and speed, give or take", 0.2, 0, 0.9, "share"),
     ),
     "memory": (
         Field("layers", "Layers", 80, 1, 1e4, whole=True),
@@ -83,7 +83,7 @@ FIELDS: dict[str, tuple[Field, ...]] = {
         Field("gpu_gib", "Memory of a GPU", 80, 1, 1e4, "GiB"),
         Field("reserve_gib", "Kept free", 6, 0, 1e4, "GiB"),
         _BITS, _BLOCK, _SCALE,
-        Field("coded", "Share of the kept activations that is coded", 0.9, 0, 1),
+        Field("coded", "Share of the kept activations that is coded", 0.9, 0, 1, "0 to 1"),
     ),
     "codec": (_BITS, _BLOCK, _SCALE, Field("numbers", "Numbers in the tensor", 1e6, 1, 1e15, whole=True)),
 }  # fmt: skip

@@ -63,9 +63,9 @@ class Host:
 
 
 def wire_s(payload_bytes: float, link: Link, host: Host) -> float:
-    """Seconds that a payload is on its way, where neither the link nor the packets of the host wait for the other
-    altogether: the root of the sum of squares, which is the larger one unless they are close."""
-    return math.hypot(link.seconds(payload_bytes), payload_bytes / host.packets)
+    """Seconds that a payload is on its way, where neither the link nor what the host does for it waits for the others
+    altogether: the root of the sum of squares, which is the largest one unless they are close."""
+    return math.hypot(link.seconds(payload_bytes), payload_bytes / host.packets, payload_bytes / host.touch)
 
 
 def _ranks(ranks: int) -> float:
@@ -91,8 +91,7 @@ def all_gather_bytes(numbers: float, ranks: int, bits: float) -> float:
 
 def ring_s(numbers: float, ranks: int, link: Link, number_bytes: float = FP32, host: Host = Host()) -> float:
     """A ring all-reduce; the host touches each byte that it sends."""
-    sent = ring_bytes(numbers, ranks, number_bytes)
-    return wire_s(sent, link, host) + sent / host.touch + 2 * (ranks - 1) * link.alpha_s
+    return wire_s(ring_bytes(numbers, ranks, number_bytes), link, host) + 2 * (ranks - 1) * link.alpha_s
 
 
 def two_leg_s(

@@ -62,6 +62,9 @@ RESULTS = {
         "gap/ddp-4/half-width": 0.003,
         "gap/fsdp-4": 0.001,
         "gap/fsdp-4/half-width": 0.004,
+        "share/ddp-fp32/100": 0.8,
+        "share/ddp-fp32/1000": 0.3,
+        "share/ddp-4/1000": 0.1,
         "faster/fsdp-4/100": 1.5,
         "sooner/ddp-4/100": 4.1,
         "whole/same-losses": True,
@@ -182,6 +185,9 @@ TURNS: list[tuple[str, dict[str, Any], str]] = [
     ("S4-100", {}, F),
     ("S4-100", {"gap/ddp-4": 0.2}, P),
     ("S4-100", {"gap/ddp-4": 0.2, "bytes/fewer/ours/2": 2.0, "faster/ours/100/2/16mib": 1.1}, N),
+    ("S4-046", {}, P),
+    ("S4-046", {"share/ddp-fp32/100": 0.02, "share/ddp-fp32/1000": 0.01, "share/ddp-4/1000": 0.0}, F),
+    ("S4-046", {"share/ddp-4/1000": 0.7}, N),
     *(
         (name, changed, wanted)
         for name in ("S0-059", "T-020")

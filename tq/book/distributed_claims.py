@@ -51,6 +51,17 @@ def quantized_gradients(claim: Claim, facts: Facts) -> Finding:
     return Finding(verdict, text, "The same on GPUs with a link of today.", "medium")
 
 
+def linear_throughput(claim: Claim, facts: Facts) -> Finding:
+    """N times where the exchange is a small part of a step."""
+    plain = {rate: 1 - facts(TRAINING, f"share/ddp-fp32/{rate}") for rate in (100, 1000)}
+    coded = 1 - facts(TRAINING, "share/ddp-4/1000")
+    good = [value >= LINEAR for value in (*plain.values(), coded)]
+    verdict = REPRODUCED if all(good) else PARTLY if any(good) or coded > 0.5 else NOT_REPRODUCED
+    text = f"of the speed without any exchange two hosts with fp32 keep {plain[100]:.0%} at 100 Mbit/s and "
+    text += f"{plain[1000]:.0%} at 1 Gbit/s, with four bits {coded:.0%} there: N times is the limit, the link decides"
+    return Finding(verdict, text, "A link that is fast for its model.", "high")
+
+
 def _sharded(claim: Claim, facts: Facts) -> tuple[str, bool, float]:
     gap, half = facts(TRAINING, "gap/fsdp-4"), facts(TRAINING, "gap/fsdp-4/half-width")
     faster = facts(TRAINING, "faster/fsdp-4/100")
@@ -88,6 +99,7 @@ RULES: dict[str, Rule] = {
     "S0-017": scaling,
     "S3-029": sparse_gradients,
     "S4-100": quantized_gradients,
+    "S4-046": linear_throughput,
     "S0-059": sharded_incompatible,
     "T-020": sharded_untested,
     "T-019": several_machines,

@@ -24,7 +24,8 @@ def _shaped(facts: Facts) -> str:
     text = (
         f"measured between two sites with 10 Mbit/s at a million parameters: {flat:.1f} times sooner to the same loss "
     )
-    return text + f"with four bits every step, {rare:.0f} times with DiLoCo and four bits, at a gap of {gap:+.3f} nats"
+    text += f"with four bits every step, {rare:.0f} times with DiLoCo and four bits, which ends {gap:+.3f} nats from the "
+    return text + "plain run after twice its steps"
 
 
 def several_sites(claim: Claim, facts: Facts) -> Finding:

@@ -24,8 +24,8 @@ def _shaped(facts: Facts) -> str:
     text = (
         f"measured between two sites with 10 Mbit/s at a million parameters: {flat:.1f} times sooner to the same loss "
     )
-    text += f"with four bits every step, {rare:.0f} times with DiLoCo and four bits, which ends {gap:+.3f} nats from the "
-    return text + "plain run after twice its steps"
+    text += f"with four bits every step, {rare:.0f} times with DiLoCo and four bits, which ends {gap:+.3f} nats from "
+    return text + "the plain run after twice its steps"
 
 
 def several_sites(claim: Claim, facts: Facts) -> Finding:

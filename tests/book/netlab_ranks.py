@@ -29,6 +29,11 @@ def fail(rank: int) -> None:
         raise ValueError("not on this one")
 
 
+def threads() -> dict[str, str]:
+    """How many threads each library is told to take."""
+    return {name: value for name, value in os.environ.items() if name.endswith("_NUM_THREADS")}
+
+
 def reduce(numel: int, times: int) -> str:
     try:
         for step in range(times):

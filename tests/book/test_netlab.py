@@ -89,6 +89,17 @@ def test_ranks_answer_calls_and_say_what_failed() -> None:
         assert crew.call(on.total, value=1)[1]["sum"] == 1.0
 
 
+@needs_hosts
+def test_a_rank_takes_one_thread_whatever_its_maker_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    for library in ("OMP", "MKL", "NUMBA"):
+        monkeypatch.setenv(f"{library}_NUM_THREADS", "2")
+    with Lab(1) as lab:
+        with Crew(lab, timeout_s=30) as crew:
+            assert {crew.call(on.threads)[0][f"{library}_NUM_THREADS"] for library in ("OMP", "MKL", "NUMBA")} == {"1"}
+        with Crew(lab, timeout_s=30, env={"MKL_NUM_THREADS": "2"}) as crew:
+            assert crew.call(on.threads)[0]["MKL_NUM_THREADS"] == "2"
+
+
 def cut() -> None:
     """A link that is cut ends the collective on all ranks."""
     with Lab(2, 50) as lab, Crew(lab, timeout_s=8) as crew:

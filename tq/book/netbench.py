@@ -26,6 +26,7 @@ from tq.train.loop import TrainConfig
 from tq.train.parallel import ParallelTrainer
 
 METHODS = ("fp32", "bf16", "powersgd", "all-gather", "ours")
+_FRAME = 1514  # bytes of a full one
 _SIDE = 1024  # columns of the weight whose gradient a hook gets
 
 
@@ -79,13 +80,20 @@ def _sent_bytes() -> int:
     return 0
 
 
+def _sent_again_bytes() -> int:
+    """Of whole segments that TCP has sent more than once on this host so far, with their headers."""
+    names, values = (line.split()[1:] for line in open("/proc/self/net/snmp") if line.startswith("Tcp:"))
+    return int(values[names.index("RetransSegs")]) * _FRAME
+
+
 _made: dict[tuple[str, int, int], tuple[Callable[[int], None], Tensor]] = {}
 
 
 def measure(method: str, numel: int, bits: int = 4, repeats: int = 5, warmup: int = 2) -> dict[str, Any]:
     """Seconds of all-reduces of ``numel`` fp32 numbers, each between two barriers, and bytes that this rank sent.
 
-    Returns: seconds [repeats]; sent: bytes at the interface for one call, headers and barriers included.
+    Returns: seconds [repeats]; sent: bytes at the interface for one call, headers and barriers included; again: those
+    among them that TCP had sent before.
     """
     key = (method, numel, bits)
     if key not in _made:
@@ -97,14 +105,15 @@ def measure(method: str, numel: int, bits: int = 4, repeats: int = 5, warmup: in
     for turn in range(warmup + repeats):
         if turn == warmup:
             dist.barrier()
-            before = _sent_bytes()
+            before, again = _sent_bytes(), _sent_again_bytes()
         dist.barrier()
         start = time.perf_counter()
         call(turn)
         if turn >= warmup:
             seconds.append(time.perf_counter() - start)
     dist.barrier()
-    return {"seconds": seconds, "sent": (_sent_bytes() - before) / repeats}
+    sent, again = _sent_bytes() - before, _sent_again_bytes() - again
+    return {"seconds": seconds, "sent": sent / repeats, "again": again / repeats}
 
 
 def check(method: str, numel: int, bits: int = 4) -> dict[str, float]:

@@ -266,8 +266,10 @@ class Lab:
             argv += ["--rdzv-backend=c10d", f"--rdzv-endpoint={self.address(0)}:29400", "--rdzv-id=lab"]
             argv += [f"--rdzv-conf=is_host={'false' if host else 'true'}"]  # else it asks the name of the machine
             argv += [f"--local-addr={self.address(host)}", f"--max-restarts={max_restarts}", *arguments]
-            # one thread a rank unless it is said otherwise: as torchrun sets it, but without its warning
-            given = {"OMP_NUM_THREADS": "1", **(env or {})}
+            # One thread a rank unless it is said otherwise, as torchrun sets it for OpenMP: what the caller's
+            # environment grants to one process, for MKL too, is no ration for each of several.
+            one = {name: "1" for name in ("OMP_NUM_THREADS", *os.environ) if name.endswith("_NUM_THREADS")}
+            given = {**one, **(env or {})}
             processes.append(self.start(host, argv, given, None if outputs is None else outputs[host]))
         return processes
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
+import tarfile
 import time
 from pathlib import Path
 
@@ -11,7 +13,8 @@ import psutil
 import pytest
 import torch
 
-from tq.book import tasks
+from tq.book import outcomes, paths, tasks
+from tq.book import runs as views
 from tq.train.lossgap import Run, fields, train
 
 SHORT = {"preset": "tiny", "steps": 2, "workers": 2, "batch": 2, "max_bytes": 400_000}
@@ -53,6 +56,34 @@ def test_outcomes_of_an_earlier_commit_count_after_a_sample(tmp_path: Path, monk
     monkeypatch.setattr(tasks, "_compute", None)
     again = tasks.outcomes(train, runs, tmp_path, jobs=1)
     assert [a["valid"] for a in again] == [a["valid"] for a in former]
+
+
+def test_outcomes_travel_as_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "notebooks").mkdir()
+    (tmp_path / "_toc.yml").touch()
+    key = tasks.module_hash("tq.train.lossgap")
+    monkeypatch.setattr(tasks, "module_hash", lambda *_: key)  # of the real tree
+    monkeypatch.setenv("TQ_BOOK_ROOT", str(tmp_path))
+    view = "chapter", "cpu", "quick"
+    with pytest.raises(ValueError, match="no finished runs in"):
+        outcomes.pack(*view)
+    task = [{**SHORT, "seed": 0}]
+    made = tasks.outcomes(train, task, views.tasks(*view), jobs=1)
+    assert outcomes.pack(*view) == 1 and outcomes.unpack(*view) == (1, 0)
+    first = outcomes.archive(*view).read_bytes()
+    shutil.rmtree(paths.build())
+    assert outcomes.unpack(*view) == (1, 1)
+    monkeypatch.setattr(tasks, "_compute", None)
+    assert tasks.outcomes(train, task, views.tasks(*view), jobs=1)[0]["valid"] == made[0]["valid"]
+    outcomes.pack(*view)
+    assert outcomes.archive(*view).read_bytes() == first
+    outcomes.archive(*view).write_bytes(first[:100])
+    with pytest.raises(ValueError, match="no archive of finished runs"):
+        outcomes.unpack(*view)
+    with tarfile.open(outcomes.archive(*view), "w:xz") as packed:
+        packed.add(__file__, "../test.pt")
+    with pytest.raises(ValueError, match="holds '../test.pt', which is no finished run"):
+        outcomes.unpack(*view)
 
 
 def test_the_sources_of_a_commit_are_those_of_its_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

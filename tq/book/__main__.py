@@ -60,6 +60,13 @@ def parser() -> argparse.ArgumentParser:
         "promote", parents=[some, view], help="copy fresh results to data/ and cleaned notebooks to notebooks/"
     )
     promoted.add_argument("--force", action="store_true", help="also what is stale; it stays marked as stale")
+    moved = commands.add_parser("outcomes", help="finished runs of a long chapter, to and from data/outcomes")
+    moved.add_argument(
+        "way", choices=("pack", "unpack"), help="unpack: what this code would make again is taken as made"
+    )
+    moved.add_argument("chapter", metavar="CHAPTER")
+    moved.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
+    moved.add_argument("--profile", choices=("quick", "full"), default="full", help="default: full")
     built = commands.add_parser("build", help="build the HTML without executing anything")
     built.add_argument("--fresh", action="store_true", help="from the last runs (device cpu, profile quick)")
     linted = commands.add_parser("lint", help="find measured numbers that were typed into the prose")
@@ -95,6 +102,17 @@ def _run(given: argparse.Namespace) -> int:
         if given.keep:
             os.environ[KEEP] = full_commit(given.keep)
         return reproduce(given.chapters, given.device, given.profile, given.jobs, given.force, given.book)
+    if given.command == "outcomes":
+        from tq.book import outcomes
+        from tq.book.reproduce import select
+
+        select([given.chapter])
+        view = given.chapter, given.device, given.profile
+        if given.way == "pack":
+            print(f"{outcomes.archive(*view)}: {outcomes.pack(*view)} runs")
+        else:
+            print("{} runs, {} of them new here".format(*outcomes.unpack(*view)))
+        return 0
     if given.command == "build":
         from tq.book.build import build_book
 

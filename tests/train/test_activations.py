@@ -1,7 +1,10 @@
 """Coded activations: the bytes fall as stated, gradients stay unbiased, and what must be exact is exact."""
 
 import gc
+import io
 import os
+import subprocess
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -134,6 +137,28 @@ def test_a_tensor_that_several_operations_save_is_coded_once():
     assert report.by_kind == {"linear": (64 * 128 * 4, 64 * 64 + 64 * 2)}
 
 
+def test_what_must_be_exact_is_not_read_from_a_code_made_before():
+    x, layer = torch.rand(64, 128).add(0.01).requires_grad_(), nn.Linear(128, 128)
+    norm, scale = nn.LayerNorm(128), torch.arange(128.0)
+
+    def loss(h: Tensor) -> Tensor:
+        return layer(h).sum() + h.log().sum() + (norm(h) * scale).sum()
+
+    (exact,) = torch.autograd.grad(loss(x * 1), x)
+    with compress_activations(BF16, bits={"linear": 2, "norm": None}) as report:
+        coded = loss(x * 1)
+    assert torch.equal(torch.autograd.grad(coded, x)[0], exact)
+    assert report.by_kind["linear"] == (x.nbytes, 64 * 34) and report.by_kind["other"] == (0, x.nbytes)
+
+
+def test_a_result_computed_again_serves_kinds_that_are_kept_exact():
+    x, layers = torch.randn(64, 128, requires_grad=True) * 1, [nn.Linear(128, 128) for _ in range(3)]
+    with compress_activations(BF16, bits={**EXACT, "nonlinearity": 4}, recompute=RECOMPUTE) as report:
+        y = F.gelu(x)
+        _ = [layer(y) for layer in layers], y.log()
+    assert report.by_kind["linear"] == (x.nbytes, 0) and report.by_kind["other"] == (0, x.nbytes)
+
+
 def test_a_changed_tensor_is_no_alias():
     x, layer = torch.randn(64, 128, requires_grad=True) * 1, nn.Linear(128, 128)
     with compress_activations() as report:
@@ -159,6 +184,28 @@ def test_frozen_weights_are_left_alone():
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast), compress_activations() as report:
             layer(x)
         assert report.by_kind == {}
+
+
+def test_multi_head_attention_is_coded_inside():
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(128, 4, 256, dropout=0.0, batch_first=True, activation="gelu")
+    x, seen = torch.randn(4, 64, 128, requires_grad=True), []
+    for bits in (EXACT, None):
+        with compress_activations(bits=bits) as report:
+            loss = layer(x * 1).square().sum()
+        seen.append((report, gradient(layer, loss)))
+    (_, exact), (report, coded) = seen
+    assert {"query", "key", "value", "attention"} <= set(report.by_kind)
+    assert report.bytes_before > 7 * report.bytes_after
+    assert 0 < error(coded, exact) < 0.15
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_parts_of_a_weight_are_weights(autocast: bool):
+    x, weight = torch.randn(64, 128, requires_grad=True) * 1, nn.Parameter(torch.randn(256, 128))
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast), compress_activations(BF16) as report:
+        _ = F.linear(x, weight[:64]), F.linear(x, weight.chunk(2)[1])
+    assert report.by_kind == {"linear": (x.nbytes // (2 if autocast else 1), 64 * 66)}
 
 
 # --- values ---------------------------------------------------------------------------------------------------
@@ -234,7 +281,77 @@ def test_relu_and_the_layer_behind_it_keep_their_own():
     x, layer = torch.randn(64, 128, requires_grad=True), nn.Linear(128, 128)
     with compress_activations(BF16) as report:
         layer(F.relu(x * 1))
-    assert report.by_kind == {"mask": (x.nbytes, 64 * 16), "linear": (x.nbytes, 64 * 66)}
+    assert report.by_kind == {"mask": (x.nbytes, 64 * 16), "linear": (0, 64 * 66)}  # without codes it is one tensor
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_a_value_that_is_not_finite_opens_no_gate(value: float):
+    x, scale = torch.randn(64, 128).index_fill(0, torch.tensor([0]), 1.0).requires_grad_(), torch.ones(64, 128)
+    scale[0, 0] = value
+    (exact,) = torch.autograd.grad(F.relu(x * scale).clamp(max=10).sum(), x)
+    with compress_activations():
+        y = F.relu(x * scale).clamp(max=10).sum()
+    assert torch.equal(torch.autograd.grad(y, x)[0].nan_to_num(), exact.nan_to_num())
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda h: h.pow(0.5),
+        lambda h: h**0.5,
+        lambda h: h**-1,
+        lambda h: h / (h.flip(0) + 0.1),
+        lambda h: torch.div(1, h),
+        lambda h: 1 / h,
+    ],
+)
+def test_powers_and_divisions_stay_exact(operation: Callable[[Tensor], Tensor]):
+    x = torch.rand(64, 128).add(1e-3).requires_grad_()
+    (exact,) = torch.autograd.grad(operation(x * 1).sum(), x)
+    with compress_activations() as report:
+        y = operation(x * 1).sum()
+    assert torch.equal(torch.autograd.grad(y, x)[0], exact)
+    assert report.bytes_before == report.bytes_after > 0
+
+
+def test_a_conjugate_is_no_alias():
+    x = torch.randn(64, 64, dtype=torch.complex64, requires_grad=True)
+    for operation in (lambda z: z * z.conj(), lambda z: z @ z.mH, lambda z: z.imag * z.conj().imag):
+        (exact,) = torch.autograd.grad(operation(x * 1).abs().sum(), x)
+        with compress_activations(bits=EXACT):
+            y = operation(x * 1).abs().sum()
+        assert torch.equal(torch.autograd.grad(y, x)[0], exact)
+
+
+def test_the_softmax_of_an_attention_without_a_fused_kernel_is_exact():
+    x = torch.randn(3, 2, 4, 64, 32, requires_grad=True)
+    weights = 2 * 4 * 64 * 64 * 4
+    with compress_activations(BF16) as report:
+        F.scaled_dot_product_attention(*(x * 1), dropout_p=0.1)  # a dropout has no fused kernel on a CPU
+    assert report.by_kind["other"] == (weights, weights)
+
+
+class Exponential(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        y = x.exp()
+        ctx.save_for_backward(x, y)
+        return y
+
+    @staticmethod
+    def backward(ctx: object, gradient: Tensor) -> Tensor:
+        return gradient * ctx.saved_tensors[1]
+
+
+def test_a_function_of_the_user_has_its_inputs_coded_and_not_its_results():
+    x = torch.randn(64, 128, requires_grad=True)
+    exact = x.detach().exp()
+    with compress_activations(BF16) as report:
+        y = Exponential.apply(x * 1)
+        _ = Exponential.apply(y)
+    assert report.by_kind["checkpoint"] == (x.nbytes, 64 * 66)  # y was kept exact before
+    assert report.by_kind["other"] == (2 * x.nbytes, 2 * x.nbytes)
+    assert torch.equal(torch.autograd.grad(y.sum(), x)[0], exact)
 
 
 def test_integers_and_booleans_are_exact():
@@ -284,6 +401,62 @@ def test_a_value_that_is_not_finite_reaches_the_gradient():
     with compress_activations(Codec(nonfinite="raise")):
         y = layer(x * torch.where(torch.arange(128) == 3, float("inf"), 1.0))
     assert not torch.autograd.grad(y[:, :2].nansum(), layer.weight)[0].isfinite().all()
+
+
+@pytest.mark.parametrize("bits", [EXACT, None])
+def test_a_change_in_place_before_backward_raises_as_in_torch(bits: dict | None):
+    layers = nn.Sequential(nn.Linear(128, 128), nn.LayerNorm(128), nn.Linear(128, 128))
+    step = torch.optim.SGD(layers.parameters(), 0.1).step
+
+    def grow(weight: Tensor) -> Callable[[object], object]:
+        return lambda y: weight.detach().mul_(10)
+
+    def exponential(h: Tensor) -> Tensor:
+        y = h.exp()
+        y.add_(5)
+        return y
+
+    cases = (
+        (exponential, lambda y: None),
+        (layers, grow(layers[0].weight)),
+        (layers, grow(layers[1].weight)),
+        (layers, lambda y: (y.sum().backward(retain_graph=True), step())),
+        (lambda h: h.exp() * layers[0].weight.sum(), grow(layers[0].weight)),
+    )
+    for i, (forward, change) in enumerate(cases):
+        x = torch.randn(64, 128, requires_grad=True)
+        for recompute in ((), RECOMPUTE):
+            with compress_activations(bits=bits, recompute=recompute):
+                y = forward(x * 1)
+            change(y)
+            if i < 4:
+                with pytest.raises(RuntimeError, match="changed in place after it was saved"):
+                    y.sum().backward()
+            else:
+                y.sum().backward()  # a sum keeps nothing
+
+
+def test_changes_in_place_that_torch_allows():
+    x, layer = torch.randn(64, 128, requires_grad=True), nn.Linear(128, 128)
+    small = torch.randn(4, 128, requires_grad=True)
+    for context in (compress_activations(bits=EXACT), compress_activations()):
+        with context:
+            y = layer(x * 1).add_(1)
+            with torch.autocast("cpu", torch.bfloat16):
+                h = small * 1
+                z = layer(h)
+            h.add_(1)  # the layer has its cast
+        layer.bias.detach().mul_(10)
+        layer.weight.data.mul_(1)  # torch does not see this one either
+        layer.weight.grad = None
+        z.float().sum().backward()
+        wanted = small.detach().bfloat16().float().sum(0).expand(128, 128)
+        assert torch.allclose(layer.weight.grad, wanted, rtol=0.02, atol=0.02)
+        y.sum().backward()
+    with torch.inference_mode():
+        frozen = torch.randn(64, 128)
+    with torch.autocast("cpu", torch.bfloat16), compress_activations(bits=EXACT, recompute=RECOMPUTE):
+        layer.requires_grad_(False)(F.gelu(frozen) + x).sum().backward()
 
 
 # --- beside other things --------------------------------------------------------------------------------------
@@ -343,6 +516,36 @@ def test_autocast(recompute: tuple[str, ...], ids: Tensor):
     assert error(gradient(model, loss), exact) < 0.02
 
 
+@pytest.mark.parametrize("recompute", [(), RECOMPUTE])
+def test_a_cast_in_another_order_is_no_cast_of_the_input(recompute: tuple[str, ...]):
+    layer, norm = nn.Linear(32, 16), nn.LayerNorm(40)
+    x = torch.randn(4, 32, 40, requires_grad=True)
+
+    def loss() -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return layer(norm(x * 1).transpose(1, 2)).float().square().sum()
+
+    exact = gradient(layer, loss())
+    with compress_activations(bits=8, recompute=recompute):
+        coded = loss()
+    assert 0 < error(gradient(layer, coded), exact) < 0.02
+
+
+def test_a_computed_weight_is_no_cast_of_the_input():
+    x, weight = (torch.randn(128, 128, requires_grad=True) for _ in range(2))
+    normed = nn.utils.parametrizations.weight_norm(nn.Linear(128, 128))
+
+    def loss() -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return F.linear(x * 1, weight * 0.5).float().square().sum() + normed(x * 1).float().square().sum()
+
+    exact = torch.autograd.grad(loss(), (x, weight, *normed.parameters()))
+    with compress_activations(bits=8):
+        coded = loss()
+    for found, wanted in zip(torch.autograd.grad(coded, (x, weight, *normed.parameters())), exact, strict=True):
+        assert error(found, wanted) < 0.02
+
+
 def test_layers_that_autocast_feeds_from_one_tensor_share_its_code():
     norm, layers = nn.LayerNorm(128), [nn.Linear(128, 128) for _ in range(3)]
     x = torch.randn(64, 128, requires_grad=True) * 1
@@ -383,6 +586,19 @@ def test_a_compiled_model_runs_uncompiled_in_the_context(ids: Tensor):
         loss = compiled(ids, ids)[1]
     assert report.by_kind == plain.by_kind
     assert torch.equal(gradient(model, loss), expected)
+
+
+def test_a_model_compiled_inside_the_context_runs_uncompiled_too():
+    script = """
+import sys, torch
+from tq.train.activations import compress_activations
+assert "torch._dynamo" not in sys.modules
+model = torch.nn.Sequential(torch.nn.Linear(128, 128), torch.nn.GELU())
+with compress_activations() as report:
+    torch.compile(model, backend="aot_eager")(torch.randn(64, 128, requires_grad=True) * 1)
+assert set(report.by_kind) == {"linear", "nonlinearity"}, report.by_kind
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
 
 
 # --- the layer for compiled models ----------------------------------------------------------------------------
@@ -427,13 +643,64 @@ def test_compiled_projections_of_one_tensor_share_its_code():
 def test_the_layer_is_unbiased_and_differentiates_as_its_model():
     layer = nn.Linear(64, 32)
     coded, x = CompressedLinear(layer), torch.randn(8, 4, 64, requires_grad=True)
-    assert coded.weight is layer.weight and set(coded.state_dict()) == {"weight", "bias"}
+    assert coded.weight is layer.weight and set(coded.state_dict()) == {"weight", "bias", "_extra_state"}
     assert torch.equal(coded(x), layer(x))
     wanted = torch.autograd.grad(layer(x).sin().sum(), (x, layer.weight, layer.bias))
     runs = [torch.autograd.grad(coded(x).sin().sum(), (x, layer.weight, layer.bias)) for _ in range(100)]
     assert torch.allclose(runs[0][0], wanted[0], atol=1e-6) and torch.allclose(runs[0][2], wanted[2], atol=1e-5)
     mean = torch.stack([run[1] for run in runs]).mean(0)
     assert error(mean, wanted[1]) < 0.2 * error(runs[0][1], wanted[1])
+
+
+def test_a_run_of_coded_layers_resumes_and_is_evaluated_without_a_trace():
+    def start(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64))
+        replace_linears(model)
+        return model, torch.optim.SGD(model.parameters(), 0.1)
+
+    def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> None:
+        for i in steps:
+            optimizer.zero_grad()
+            model(torch.randn(32, 64, generator=torch.Generator().manual_seed(i))).square().mean().backward()
+            optimizer.step()
+
+    (whole, a), (first, b), (second, c) = start(0), start(0), start(1)
+    train(whole, a, range(6))
+    train(first, b, range(3))
+    with torch.no_grad():
+        first(torch.randn(2, 64))
+    file = io.BytesIO()
+    torch.save(first.state_dict(), file)
+    file.seek(0)
+    second.load_state_dict(torch.load(file, weights_only=True))
+    train(second, c, range(3, 6))
+    for one, other in zip(whole.state_dict().values(), second.state_dict().values(), strict=True):
+        assert torch.equal(one, other)
+    assert second[0].clock is second[2].clock and int(second[0].clock.step) == 6
+
+
+def test_a_state_of_plain_layers_loads_and_a_bad_step_is_refused():
+    plain, coded = nn.Linear(64, 32), CompressedLinear(nn.Linear(64, 32))
+    coded(torch.randn(2, 64))
+    coded.load_state_dict(plain.state_dict())
+    assert torch.equal(coded.weight, plain.weight) and int(coded.clock.step) == 1
+    coded.load_state_dict({**plain.state_dict(), "_extra_state": 7})
+    assert int(coded.clock.step) == 7
+    with pytest.raises(ValueError, match="extra state must be an integer"):
+        coded.set_extra_state(torch.ones(2))
+    with pytest.raises(RuntimeError, match="Missing key"):
+        coded.load_state_dict({"_extra_state": 7})
+
+
+@pytest.mark.parametrize("backend", [None, "eager"])
+def test_a_second_derivative_is_refused(backend: str | None):
+    torch._dynamo.reset()
+    layer = CompressedLinear(nn.Linear(64, 32))
+    y = (torch.compile(layer, backend=backend) if backend else layer)(torch.randn(8, 64)).square().sum()
+    torch.autograd.grad(y, layer.weight, retain_graph=True)
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        torch.autograd.grad(y, layer.weight, create_graph=True)
 
 
 def test_operations_keep_the_rules_of_the_dispatcher():

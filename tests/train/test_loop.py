@@ -8,6 +8,7 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -158,6 +159,58 @@ def test_a_state_of_another_run_is_refused(corpus: Corpus):
         trainer(corpus).load_state_dict({**state, "format": 99})
 
 
+def test_a_refused_state_changes_nothing(corpus: Corpus):
+    run, other = trainer(corpus), trainer(corpus)
+    other.train(2, progress=False)
+    state = other.state_dict()
+    weights = copy.deepcopy(run.model.state_dict())
+    groups = [{**state["optimizer"]["param_groups"][0], "params": [0]}]
+    first = next(iter(state["model"]))
+    cut = {**state["model"], first: torch.zeros(3)}
+    for bad, message in (
+        ({**state, "optimizer": {**state["optimizer"], "param_groups": groups}}, "param"),
+        ({**state, "model": cut}, f"state of another model .{first}"),
+        ({**state, "run": {**state["run"], "workers": 2}}, "workers: 2, here None"),
+        ({**state, "run": 3}, "run is 3"),
+        (3, "not a trainer state but int"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            run.load_state_dict(bad)
+        assert all(torch.equal(value, weights[name]) for name, value in run.model.state_dict().items())
+    assert run.steps_done == 0
+
+
+def test_numbers_of_numpy_are_saved_as_plain_ones(corpus: Corpus, tmp_path: Path):
+    config = replace(RUN, lr=np.float64(3e-3), seed=np.int64(0), weight_decay=np.float32(0.5), grad_clip=np.float64(1))
+    run = trainer(corpus, config)
+    run.train(2, progress=False)
+    run.save(tmp_path / "run.pt")
+    again = trainer(corpus, config)
+    again.load(tmp_path / "run.pt")
+    assert again.steps_done == 2
+
+
+def test_a_damaged_checkpoint_is_refused_and_a_failed_save_leaves_nothing(corpus: Corpus, tmp_path: Path):
+    run = trainer(corpus)
+    run.train(2, progress=False)
+    path = tmp_path / "run.pt"
+    run.save(path)
+    content = path.read_bytes()
+    weight = next(iter(run.model.state_dict().values())).numpy().tobytes()
+    at = content.index(weight)
+    for place in (at, at + len(weight) // 2, at + len(weight) - 1):
+        damaged = bytearray(content)
+        damaged[place] ^= 4
+        (tmp_path / "bad.pt").write_bytes(damaged)
+        with pytest.raises(ValueError, match="its digest differs"):
+            run.load(tmp_path / "bad.pt")
+    run.load(path)
+    run.state_dict = lambda: {"skipped": lambda: None}  # type: ignore[method-assign]  # nothing that can be saved
+    with pytest.raises(Exception, match="pickle"):
+        run.save(path)
+    assert path.read_bytes() == content and sorted(f.name for f in tmp_path.iterdir()) == ["bad.pt", "run.pt"]
+
+
 def test_progress_shows_loss_and_speed(corpus: Corpus, capsys: pytest.CaptureFixture[str]):
     run = trainer(corpus)
     losses = run.train(3)
@@ -187,6 +240,10 @@ def test_missing_tqdm_names_the_extra(corpus: Corpus, monkeypatch: pytest.Monkey
         ({"autocast": torch.float64}, "autocast"),
         ({"accumulate": 3}, "accumulate must divide batch=4"),
         ({"accumulate": 0}, "accumulate"),
+        ({"seed": 1.5}, "seed must be an integer, got 1.5"),
+        ({"eps": math.inf}, "eps must be positive and finite"),
+        ({"lr": "much"}, "lr must be a number, got 'much'"),
+        ({"compile": "yes"}, "compile must be True or False"),
     ],
 )
 def test_a_bad_configuration_is_refused(change: dict, message: str):

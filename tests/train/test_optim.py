@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import math
+import pickle
 import weakref
 from dataclasses import replace
 
@@ -133,12 +135,94 @@ def test_a_local_step_holds_one_bucket_at_a_time(monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16, torch.float64))
-def test_weights_of_every_dtype(dtype):
+@pytest.mark.parametrize("variant", ("local", "exact", "gradient"))
+def test_weights_of_every_dtype(dtype, variant):
     model = layers(dtype)
     before = [p.clone() for p in model.parameters()]
-    train_layers(model, TurboQuantAdamW(model.parameters(), lr=1e-2), 5)
+    train_layers(model, TurboQuantAdamW(model.parameters(), lr=1e-2, variant=variant), 5)
     for p, q in zip(model.parameters(), before, strict=True):
         assert p.dtype == dtype and p.isfinite().all() and not torch.equal(p, q)
+
+
+def test_weights_in_fp64_keep_their_digits_and_dtypes_mix():
+    weight = nn.Parameter(torch.tensor([math.pi, 1e300], dtype=torch.float64))
+    kept = weight.detach().clone()
+    kinds = (torch.float16, torch.bfloat16, torch.float32)
+    mixed = [weight, *(nn.Parameter(torch.ones(3, dtype=dtype)) for dtype in kinds)]
+    for variant in ("local", "exact", "gradient"):
+        optimizer = TurboQuantAdamW(mixed, lr=0.0, variant=variant, max_norm=1.0)
+        for p in mixed:
+            p.grad = torch.ones_like(p)
+        optimizer.step()
+        assert torch.equal(weight, kept)
+
+
+def test_parameters_that_join_late_take_steps_of_their_own():
+    def run(make):
+        model = layers()
+        for p in model[1].parameters():
+            p.requires_grad_(False)
+        optimizer = make(model.parameters())
+        train_layers(model, optimizer, 15)
+        before = model[1].weight.clone()
+        for p in model[1].parameters():
+            p.requires_grad_(True)
+        train_layers(model, optimizer, 3, seed=2)
+        return model, before
+
+    theirs, _ = run(lambda p: torch.optim.AdamW(p, lr=1e-2))
+    ours, before = run(lambda p: TurboQuantAdamW(p, lr=1e-2, variant="exact"))
+    assert torch.equal(before, layers()[1].weight) and same(theirs, ours)
+
+
+@pytest.mark.parametrize("name", ("local", "exact", "gradient", "gradient-ef"))
+def test_frozen_parameters_stay_on_several_ranks(name):
+    models = [layers() for _ in range(2)]
+    optimizers = [TurboQuantAdamW(m.parameters(), lr=1e-2, weight_decay=0.1, variant=name) for m in models]
+    simulate_ranks(optimizers)
+    for model in models:
+        model[0].weight.requires_grad_(False)
+    for seed in range(3):
+        for model, optimizer in zip(models, optimizers, strict=True):
+            optimizer.zero_grad()
+            model(torch.randn(4, 40, generator=torch.Generator().manual_seed(seed))).square().mean().backward()
+        step_together(optimizers)
+    start = layers()
+    for model in models:
+        assert torch.equal(model[0].weight, start[0].weight) and not torch.equal(model[1].weight, start[1].weight)
+
+
+@pytest.mark.parametrize("name", ("synced-v", "frozen-v", "one-bit-adam"))
+@pytest.mark.parametrize("warmup", (1, 60))
+def test_a_constant_gradient_moves_by_the_learning_rate_after_every_warm_up(name, warmup):
+    weight = nn.Parameter(torch.zeros(256))
+    optimizer = TurboQuantAdamW([weight], lr=1.0, weight_decay=0.0, variant=name, warmup=warmup, v_every=50)
+    for _ in range(warmup + 120):
+        before = weight.detach().clone()
+        weight.grad = torch.ones_like(weight)
+        optimizer.step()
+        assert (before - weight.detach()).mean().item() == pytest.approx(1.0, rel=0.05)
+
+
+def test_copies_and_pickles_go_on_alike():
+    model = layers()
+    optimizer = TurboQuantAdamW(model.parameters(), lr=1e-2, state=(4, 8))
+    train_layers(model, optimizer, 3)
+    twin, copied = copy.deepcopy((model, optimizer))
+    third, thawed = pickle.loads(pickle.dumps((model, optimizer)))
+    for each, chosen in ((model, optimizer), (twin, copied), (third, thawed)):
+        train_layers(each, chosen, 3, seed=2)
+    assert same(model, twin) and same(model, third)
+
+
+def test_groups_may_be_empty():
+    model = layers()
+    groups = [{"params": []}, {"params": list(model.parameters())}, {"params": []}]
+    whole = train_layers(layers(), (adamw := torch.optim.AdamW)(layers().parameters()), 0)  # the start
+    train_layers(model, TurboQuantAdamW(groups, lr=1e-2, variant="exact"), 3)
+    train_layers(whole, adamw(whole.parameters(), lr=1e-2), 3)
+    assert same(model, whole)
+    TurboQuantAdamW([{"params": []}]).step()
 
 
 def test_closure_and_added_groups():
@@ -169,6 +253,9 @@ def test_closure_and_added_groups():
         ({"state": (4, 8), "variant": "momentum"}, "goes with rules that exchange gradients"),
         ({"correct_v": True, "variant": "exact"}, "goes with variant='gradient'"),
         ({"codec": (Codec(block=64), Codec(block=128))}, "one block size"),
+        ({"variant": "one-bit-adam"}, "keeps the v of its warm-up: warmup must be >= 1"),
+        ({"variant": "frozen-v"}, "warmup must be >= 1"),
+        ({"betas": 0.9}, "betas must be two numbers"),
     ],
 )
 def test_bad_settings_are_refused(settings, message):
@@ -186,6 +273,12 @@ def test_sparse_gradients_and_integers_are_refused():
         TurboQuantAdamW([torch.zeros(3, dtype=torch.int64)])
     with pytest.raises(TypeError, match="codec must be"):
         TurboQuantAdamW(layers().parameters(), codec=4)
+    with pytest.raises(TypeError, match="or a Rule; got 3"):
+        TurboQuantAdamW(layers().parameters(), variant=3)
+    optimizer = TurboQuantAdamW(layers().parameters(), variant="frozen-v", warmup=1)
+    train_layers(layers(), optimizer, 2)
+    with pytest.raises(ValueError, match="has no v for parameters that come after"):
+        optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(3))]})
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -259,11 +352,23 @@ def test_foreign_and_mismatched_states_are_refused_and_nothing_changes():
     train_layers(model, adam, 1)
     other = TurboQuantAdamW(model.parameters(), variant="momentum")
     fewer = torch.optim.AdamW(model[0].parameters())
+    turned = TurboQuantAdamW([nn.Parameter(p.detach().t().clone()) for p in model.parameters()])
+    clipped = TurboQuantAdamW(model.parameters(), max_norm=1.0)
+    low_rank = TurboQuantAdamW(model.parameters(), variant=rival("powersgd", 2))
     simulated = [TurboQuantAdamW(layers().parameters(), lr=1e-2) for _ in range(2)]
     simulate_ranks(simulated)
     cases = [
         (sgd.state_dict(), "neither a state of TurboQuantAdamW nor of torch.optim.AdamW"),
-        (adam.state_dict(), "must hold"),
+        (adam.state_dict(), "amsgrad=True"),
+        (torch.optim.Adam(model.parameters()).state_dict(), "decoupled_weight_decay=False"),
+        (torch.optim.RAdam(model.parameters()).state_dict(), "decoupled_weight_decay=False"),
+        (torch.optim.AdamW(model.parameters(), maximize=True).state_dict(), "maximize=True"),
+        (turned.state_dict(), "buckets: "),
+        (clipped.state_dict(), "max_norm: 1.0, here None"),
+        (low_rank.state_dict(), "variant: 'powersgd 2', here 'gradient'"),
+        ({**before, "turboquant": {**before["turboquant"], "done": []}}, "0 buckets, here 1"),
+        ({**before, "turboquant": {**before["turboquant"], "buckets": [{}]}}, "numbers"),
+        ({"turboquant": {"format": optim.FORMAT}}, "it lacks"),
         (other.state_dict(), "variant: 'momentum', here 'gradient'"),
         (fewer.state_dict(), "groups of"),
         (simulated[1].state_dict(), "rank: 1, here 0; ranks: 2, here 1"),
@@ -319,6 +424,35 @@ def test_the_message_names_the_parameter():
         FloatingPointError, match=r"step 0: the gradient of parameter 2 of group 0, shape \(20, 30\), holds inf"
     ):
         optimizer.step()
+
+
+def test_a_norm_beyond_fp32_is_called_so():
+    weight = nn.Parameter(torch.zeros(10))
+    weight.grad = torch.full((10,), 1e20)
+    with pytest.raises(FloatingPointError, match="norm, 3.16e[+]20, is beyond fp32"):
+        TurboQuantAdamW([weight]).step()
+
+
+def test_workers_step_together_or_not_at_all():
+    optimizers = [TurboQuantAdamW(layers().parameters()) for _ in range(2)]
+    with pytest.raises(ValueError, match="numbered by simulate_ranks"):
+        step_together(optimizers)
+    simulate_ranks(optimizers)
+    with pytest.raises(RuntimeError, match="step_together steps all of them"):
+        optimizers[0].step()
+
+
+def test_a_scheduler_may_go_on_from_an_adamw():
+    model = layers()
+    adamw = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(adamw, 20)
+    for _ in range(5):
+        train_layers(model, adamw, 1)
+        schedule.step()
+    ours = TurboQuantAdamW(model.parameters(), lr=1e-2)
+    ours.load_state_dict(adamw.state_dict())
+    theirs, after = (torch.optim.lr_scheduler.CosineAnnealingLR(o, 20, last_epoch=5) for o in (adamw, ours))
+    assert after.get_last_lr() == theirs.get_last_lr()
 
 
 def test_a_grad_scaler_skips_overflows_and_unscales():

@@ -3,20 +3,20 @@
 Sources: ActNN (Chen et al. 2021) and GACT (Liu et al. 2022) for training from quantized activations with unbiased
 noise; Korthikanti et al. 2022 for what a transformer keeps and which of it is cheap to compute again. What an operation
 saves is named by that operation: the model needs no change. Kept exact: integers, the results of softmax, exponentials
-and losses, statistics of norms and of attention, whatever is not float32, bfloat16 or float16, and small tensors.
-Parameters, buffers, inputs and low-precision copies of weights are no activations: somebody else holds them. Refused:
-compilation, whose products have no operations to be named by; a compiled model runs uncompiled in the context, and
-``tq.train.linear`` has a layer for those.
+and losses, powers and divisions, whose derivatives have no bound near zero, statistics of norms and of attention,
+whatever is not float32, bfloat16 or float16, and small tensors. Parameters, buffers, inputs and low-precision copies
+of weights are no activations: somebody else holds them. Refused: compilation, whose products have no operations to be
+named by; a compiled model runs uncompiled in the context, and ``tq.train.linear`` has a layer for those.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
+from types import FunctionType
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -35,14 +35,17 @@ _OPERATIONS = {
     "attention": "scaled_dot_product_attention",
     "norm": "rms_norm layer_norm group_norm batch_norm",
     "nonlinearity": "gelu silu mish hardswish softplus",
-    "product": "mul __mul__ __rmul__ multiply square pow __pow__ div __truediv__",
+    "product": "mul __mul__ __rmul__ multiply square",
     "mask": "relu relu_ dropout",
 }
 _KIND_OF = {name: kind for kind, names in _OPERATIONS.items() for name in names.split()}
 _ATTENDED = ("query", "key", "value")
 _RECOMPUTED = {"norm": ("rms_norm", "layer_norm", "group_norm"), "nonlinearity": ("gelu", "silu", "mish", "hardswish")}
 _CASTS = ("to", "type", "type_as", "float", "bfloat16", "half")
-_VIEWS = ("TBackward0", "TransposeBackward0", "PermuteBackward0", "ViewBackward0", "ToCopyBackward0", "AliasBackward0")
+_SOFTMAX = ("SoftmaxBackward0", "SafeSoftmaxBackward0")
+_KEEP_ORDER = ("ViewBackward0", "ToCopyBackward0")
+_PARTS = ("SplitBackward0", "SplitWithSizesBackward0", "SliceBackward0", "SelectBackward0")
+_VIEWS = (*_KEEP_ORDER, *_PARTS, "TBackward0", "TransposeBackward0", "PermuteBackward0", "AliasBackward0")
 
 _Key = tuple[Any, ...]
 
@@ -55,12 +58,16 @@ BITS: Mapping[str, int | None] = {
 EXACT: Mapping[str, int | None] = dict.fromkeys(BITS)  # to count what would be kept, and change nothing
 RECOMPUTE = tuple(_RECOMPUTED)
 
+# How far what is kept is from what was saved, and how far it may be: a loss may not read the code of a linear layer.
+_EXACT, _AGAIN, _CODED = range(3)
+
 
 class Report:
     """Bytes that autograd keeps for backward, as counted while the forward pass ran; each tensor once.
 
-    ``by_kind``: {kind: (bytes before, bytes after)}. Recomputed tensors count before, not after; the internals of a
-    recomputed norm never come to be, so a whole saving is taken against a run with ``bits=EXACT``.
+    ``by_kind``: {kind: (bytes before, bytes after)}. A tensor kept twice, coded for one operation and exact or as a
+    mask for another, counts once before and twice after. Recomputed tensors count before, not after; the internals of
+    a recomputed norm never come to be, so a whole saving is taken against a run with ``bits=EXACT``.
     """
 
     def __init__(self) -> None:
@@ -92,14 +99,19 @@ def compress_activations(
     Gradients stay unbiased as far as they are linear in what was saved (linear layers, convolutions, products of
     independent codes); through the derivative of a norm, a nonlinearity or a softmax the noise enters at second order.
     Composes with autocast, DDP and ``torch.utils.checkpoint(use_reentrant=False)``, whose inputs are then coded.
+    A tensor is kept once, as the first of the operations that save it asks for, but never as a code for one that must
+    have it exact. A tensor that is kept exact, a parameter too, and is changed in place before its backward makes that
+    raise RuntimeError, as without the context; what is coded stays as it was saved.
 
     Arguments:
         codec: how to code; its bits are not used, and a value that is not finite propagates. None means blocks of 128,
             an unbiased scale and bfloat16 scales.
         bits: 1-8 for every kind, or {kind: 1-8, or None to keep it exact} for some kinds of ``BITS``, which has the
             others. Kinds: the operation that saved the tensor, "query", "key" and "value" of an attention, "attention"
-            for its result, "checkpoint" for what a checkpoint or another ``autograd.Function`` saves of its inputs.
-        recompute: of "norm" and "nonlinearity": their results are computed again from their coded inputs.
+            for its result, "checkpoint" for what a checkpoint or another ``autograd.Function`` saves of its inputs
+            (of its results nothing is coded).
+        recompute: of "norm" and "nonlinearity": their results are computed again from their coded inputs, also for an
+            operation whose own kind is kept exact.
         min_elements: smaller tensors stay exact.
         step: number of the training step; another one gives other rotations, so that errors average out.
 
@@ -128,8 +140,9 @@ def _with_bits(codec: Codec, bits: int) -> Codec:
 
 @contextmanager
 def _compressing(watch: _Watch) -> Iterator[Report]:
-    # A model that is compiled has imported this; asking for it otherwise would cost a second.
-    eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+    # This imports the compiler, a second once, which building any optimizer of torch does too; and a model may be
+    # compiled inside the context.
+    eager = torch.compiler.set_stance("force_eager")
     with eager, watch, torch.autograd.graph.saved_tensors_hooks(watch.pack, _restored):
         try:
             yield watch.report
@@ -137,14 +150,30 @@ def _compressing(watch: _Watch) -> Iterator[Report]:
             watch.recipes.clear()
 
 
+class _Held(NamedTuple):
+    """A tensor that is kept as it is, and its version then: hooks take over autograd's own check."""
+
+    tensor: Tensor
+    version: int
+
+    def unchanged(self) -> Tensor:
+        if (now := _version(self.tensor)) != self.version:
+            raise RuntimeError(
+                f"a tensor of shape {list(self.tensor.shape)} that backward needs was changed in place after it was "
+                f"saved: it is at version {now}, expected version {self.version}"
+            )
+        return self.tensor
+
+
 class _Kept:
     """What is kept of one stretch of memory. ``restore`` gives it back: flat in storage order, or as it was shaped.
 
-    The weak reference keeps the address of the storage from being given to another one, not its memory.
+    ``level``: _EXACT, _AGAIN (computed again from a code) or _CODED. The weak reference keeps the address of the
+    storage from being given to another one, not its memory.
     """
 
-    def __init__(self, tensor: Tensor, restore: Callable[[], Tensor]):
-        self.storage, self.restore = StorageWeakRef(tensor.untyped_storage()), restore
+    def __init__(self, tensor: Tensor, restore: Callable[[], Tensor], level: int = _EXACT):
+        self.storage, self.restore, self.level = StorageWeakRef(tensor.untyped_storage()), restore, level
 
 
 class _Saved(NamedTuple):
@@ -173,27 +202,31 @@ class _Watch(TorchFunctionMode):
         self.report = Report()
         self.call: _Call | None = None
         self.coded = 0
-        self.kept: WeakValueDictionary[_Key, _Kept] = WeakValueDictionary()
+        self.kept: WeakValueDictionary[_Key, _Kept] = WeakValueDictionary()  # by key and level
         self.recipes: dict[_Key, _Kept] = {}  # of results that are alive and were not saved yet
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        call = partial(func, **(kwargs or {}))
-        name = getattr(func, "__name__", "")
+        name, given = getattr(func, "__name__", ""), (*args, *(kwargs or {}).values())
+        inside = _transparent(func, given) if name == "multi_head_attention_forward" else None
+        call = partial(inside or func, **(kwargs or {}))
         kind = _KIND_OF.get(name, "other")
         again = name in _RECOMPUTED.get(kind, ()) and kind in self.recompute and torch.is_grad_enabled()
-        tensors = [x for x in (*args, *(kwargs or {}).values()) if _ordinary(x)]
+        tensors = [x for x in given if _ordinary(x)]
         before, self.call = self.call, _Call(kind, tensors)
         try:
             if again and kind == "norm" and self._on_top():
                 result = checkpoint(call, *args, use_reentrant=False, preserve_rng_state=False)
+            elif inside is not None:
+                with self:
+                    result = call(*args)
             else:
                 result = call(*args)
         finally:
             self.call = before
         if again and args and tensors and args[0] is tensors[0]:
-            self._remember(result, call, args, tensors[1:])
+            self._remember(result, call, args, tensors[1:], kind)
         elif self.recipes and name in _CASTS and _ordinary(result) and result is not args[0]:
             self._remember_cast(result, args[0])
         return result
@@ -204,51 +237,64 @@ class _Watch(TorchFunctionMode):
         return hooks is not None and hooks[0] == self.pack
 
     def _remember(
-        self, result: Tensor, call: Callable[..., Tensor], args: tuple[Any, ...], weights: list[Tensor]
+        self, result: Tensor, call: Callable[..., Tensor], args: tuple[Any, ...], weights: list[Tensor], kind: str
     ) -> None:
         """``result`` can be computed again from what is kept of the first argument."""
-        source = self.kept.get(_key(args[0]))
+        source = self._find(_key(args[0]), self._tolerated(kind))
         if source is None or not all(x.is_leaf for x in weights) or not _dense(result):
             return
-        saved, rest = _Saved(source, *_view(args[0])), args[1:]
+        saved, rest, held = _Saved(source, *_view(args[0])), args[1:], [_hold(x) for x in weights]
         device, shape, stride = result.device.type, result.shape, result.stride()
         dtype, enabled = torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
 
         def restore() -> Tensor:
+            for weight in held:
+                weight.unchanged()
             with torch.no_grad(), torch.autocast(device, dtype, enabled):
                 y = call(_restored(saved), *rest)
             if y.stride() != stride:
                 y = torch.empty_strided(shape, stride, dtype=y.dtype, device=y.device).copy_(y)
             return y.as_strided((y.numel(),), (1,))
 
-        self._put_down(result, restore)
+        self._put_down(result, restore, min(source.level, _AGAIN))
 
     def _remember_cast(self, result: Tensor, source: Tensor) -> None:
         recipe, dtype = self.recipes.get(_key(source)), result.dtype
         if recipe is not None and _dense(result) and result.stride() == source.stride():
             again = recipe.restore
-            self._put_down(result, lambda: again().to(dtype))
+            self._put_down(result, lambda: again().to(dtype), recipe.level)
 
-    def _put_down(self, result: Tensor, restore: Callable[[], Tensor]) -> None:
+    def _put_down(self, result: Tensor, restore: Callable[[], Tensor], level: int) -> None:
         self.recipes = {key: kept for key, kept in self.recipes.items() if not kept.storage.expired()}
-        self.recipes[_key(result)] = _Kept(result, restore)
+        self.recipes[_key(result)] = _Kept(result, restore, level)
 
-    def pack(self, tensor: Tensor) -> Tensor | _Saved:
+    def _tolerated(self, kind: str) -> int:
+        """The highest level that an operation of this kind can live with."""
+        return _CODED if kind in self.codecs else _AGAIN if kind in BITS else _EXACT
+
+    def _find(self, key: _Key, tolerated: int) -> _Kept | None:
+        found = (self.kept.get((key, level)) for level in range(tolerated, -1, -1))
+        return next((kept for kept in found if kept is not None), None)
+
+    def pack(self, tensor: Tensor) -> _Held | _Saved:
         """Hook of autograd: what to keep of ``tensor``, which the running operation saves."""
         kind = self._kind(tensor)
         if kind is None:
-            return tensor
+            return _hold(tensor)
         source = self._uncast(tensor, kind)
         key = _key(source, kind == "mask")  # a relu keeps one bit of what the next layer keeps whole
-        kept = self.kept.get(key) or self.recipes.pop(key, None)
-        if kept is None:
-            kept, after = self._keep(source.detach(), kind)
-        elif key in self.kept:
+        tolerated, after = self._tolerated(kind), 0
+        kept = self._find(key, tolerated)
+        if kept is not None:
             return _Saved(kept, *_view(tensor))
+        counted = self._find(key, _CODED) or self._find(_key(source, kind != "mask"), _CODED)
+        before = 0 if counted else _nbytes(tensor)
+        if key in self.recipes and self.recipes[key].level <= tolerated:
+            kept = self.recipes.pop(key)
         else:
-            after = 0
-        self.kept[key] = kept
-        self.report.count(kind, _nbytes(tensor), after)
+            kept, after = self._keep(source.detach(), kind)
+        self.kept[key, kept.level] = kept
+        self.report.count(kind, before, after)
         return _Saved(kept, *_view(tensor))
 
     def _uncast(self, tensor: Tensor, kind: str) -> Tensor:
@@ -256,8 +302,12 @@ class _Watch(TorchFunctionMode):
         if kind != "linear" or self.call is None or not self.call.tensors:
             return tensor
         given = self.call.tensors[0]
-        cast = given.dtype != tensor.dtype and given.numel() == tensor.numel() and _dense(given) and _dense(tensor)
-        return given if cast and (kind in self.codecs or _key(given) in self.recipes) else tensor
+        if given.dtype == tensor.dtype or not _dense(given) or not _dense(tensor) or not _same_order(tensor, given):
+            return tensor
+        key = _key(given)
+        # An exact cast is a tensor of its own: whoever changes the original later does not change it.
+        found = kind in self.codecs and self._find(key, _CODED) is not None
+        return given if found or self._codable(given, kind) or key in self.recipes else tensor
 
     def _kind(self, tensor: Tensor) -> str | None:
         """Kind of an activation; None for what somebody else holds."""
@@ -280,12 +330,14 @@ class _Watch(TorchFunctionMode):
         if type(node).__name__ == "AccumulateGrad":  # a weight, transposed or as autocast casts it
             return None
         if call is None:
-            return "checkpoint"
+            return "other" if _own_result(tensor.grad_fn) else "checkpoint"
         if call.kind == "norm" and tensor.numel() < max((x.numel() for x in call.tensors), default=0):
             return "statistics"  # they scale whole rows
         if call.kind == "mask":
             return "mask" if type(node).__name__ == "ReluBackward0" else "other"
         if call.kind == "attention":
+            if type(node).__name__ in _SOFTMAX:  # without a fused kernel
+                return "other"
             places = {x.data_ptr(): name for x, name in zip(call.tensors[:3][::-1], _ATTENDED[::-1], strict=False)}
             return places.get(tensor.data_ptr(), "attention")
         return call.kind
@@ -293,21 +345,24 @@ class _Watch(TorchFunctionMode):
     def _keep(self, tensor: Tensor, kind: str) -> tuple[_Kept, int]:
         """What is kept of ``tensor``, and its bytes."""
         flat = tensor.as_strided((tensor.numel(),), (1,)) if _dense(tensor) else tensor
-        codec = self.codecs.get(kind)
         if kind == "mask" and 0 not in tensor.stride():
             return _keep_mask(flat)
-        small = tensor.numel() < self.min_elements
-        if codec is None or tensor.dtype not in DTYPES or small or 0 in tensor.stride():
-            return _Kept(tensor, lambda: flat), _nbytes(tensor)
+        if not self._codable(tensor, kind):
+            held = _hold(flat)
+            return _Kept(tensor, held.unchanged), _nbytes(tensor)
         self.coded += 1
-        encoded = (chosen := codec.derive("activation", self.step, self.coded)).encode(flat)
-        return _Kept(tensor, lambda: chosen.decode(encoded)), encoded.nbytes
+        encoded = (chosen := self.codecs[kind].derive("activation", self.step, self.coded)).encode(flat)
+        return _Kept(tensor, lambda: chosen.decode(encoded), _CODED), encoded.nbytes
+
+    def _codable(self, tensor: Tensor, kind: str) -> bool:
+        large = tensor.numel() >= self.min_elements
+        return kind in self.codecs and tensor.dtype in DTYPES and large and 0 not in tensor.stride()
 
 
-def _restored(saved: Tensor | _Saved) -> Tensor:
+def _restored(saved: _Held | _Saved) -> Tensor:
     """Hook of autograd, the inverse of ``_Watch.pack``: same shape, strides, dtype and device."""
-    if isinstance(saved, Tensor):
-        return saved
+    if isinstance(saved, _Held):
+        return saved.unchanged()
     base = saved.kept.restore()
     base = base.as_strided(saved.shape, saved.stride) if saved.dense else base.view(saved.shape)
     return base.to(saved.dtype)
@@ -315,14 +370,53 @@ def _restored(saved: Tensor | _Saved) -> Tensor:
 
 def _keep_mask(flat: Tensor) -> tuple[_Kept, int]:
     """A tensor of two values, zero and another, at one bit an element."""
-    code, shape, dtype = pack((flat != 0).reshape(1, -1), 1), flat.shape, flat.dtype
-    other = flat.amax() if dtype != torch.bool and flat.numel() else None
+    code, shape = pack((flat != 0).reshape(1, -1), 1), flat.shape
+    other = flat.amax() if flat.dtype != torch.bool and flat.numel() else None
 
     def restore() -> Tensor:
         mask = unpack(code, 1, math.prod(shape)).view(shape)
-        return mask.bool() if other is None else mask.to(dtype) * other
+        return mask.bool() if other is None else torch.where(mask.bool(), other, other.new_zeros(()))
 
     return _Kept(flat, restore), code.nbytes
+
+
+def _transparent(func: Any, given: tuple[Any, ...]) -> Callable[..., Any] | None:
+    """A function of Python that would show itself to a mode, and nothing inside it, as one that shows its inside.
+
+    None where it cannot be had: then what is inside stays exact.
+    """
+    if not isinstance(func, FunctionType) or "has_torch_function" not in func.__code__.co_names:
+        return None
+    if not all(_ordinary(x) for x in given if isinstance(x, Tensor)):
+        return None
+    scope = func.__globals__ | {"has_torch_function": lambda tensors: False}
+    inside = FunctionType(func.__code__, scope, func.__name__, func.__defaults__, func.__closure__)
+    inside.__kwdefaults__ = func.__kwdefaults__
+    return inside
+
+
+def _same_order(tensor: Tensor, source: Tensor) -> bool:
+    """Whether ``tensor`` was made of ``source`` by casts and views alone, which keep the order of the elements."""
+    node: Any = tensor.grad_fn
+    while node is not None and type(node).__name__ in _KEEP_ORDER:
+        node, output = node.next_functions[0]
+        if node is not None and node is source.grad_fn and output == source.output_nr:
+            return True
+    return False
+
+
+def _own_result(node: Any) -> bool:
+    """Whether the ``autograd.Function`` that saves has this node: nothing younger is in the graph then."""
+    youngest = torch.autograd._get_sequence_nr() - 1
+    return isinstance(node, torch.autograd.function.BackwardCFunction) and node._sequence_nr() == youngest
+
+
+def _hold(tensor: Tensor) -> _Held:
+    return _Held(tensor, _version(tensor))
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def _ordinary(x: Any) -> bool:
@@ -352,4 +446,5 @@ def _key(tensor: Tensor, mask: bool = False) -> _Key:
     """Equal for views of the same elements in the same state; unique while the storage is known to a ``_Kept``."""
     place = (tensor.numel(),) if _dense(tensor) else (tensor.shape, tensor.stride())
     storage = tensor.untyped_storage()._cdata
-    return storage, tensor.storage_offset(), tensor.dtype, tensor._version, mask, *place
+    lazy = tensor.is_conj(), tensor.is_neg()
+    return storage, tensor.storage_offset(), tensor.dtype, _version(tensor), lazy, mask, *place

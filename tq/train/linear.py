@@ -1,8 +1,9 @@
 """A linear layer that keeps a code of its input for backward, also under ``torch.compile``.
 
 Saved-tensor hooks do not see inside a compiled model. Here the code is made by an operation that the compiler knows
-nothing about: it can neither fold it nor compute it again, so what it hands from forward to backward is the payload and
-the scales. Refused: layers other than ``torch.nn.Linear``; nonlinearities and norms keep what the compiler decides.
+nothing about: it can neither fold it nor compute it again, so what it hands from forward to backward is the payload
+and the scales. Refused: layers other than ``torch.nn.Linear``, gradients of gradients; nonlinearities and norms keep
+what the compiler decides.
 
 Shapes: x [..., I] inputs, y [..., O] outputs, N blocks, W packed bytes a block.
 """
@@ -81,6 +82,8 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    if torch.is_grad_enabled():
+        raise RuntimeError("CompressedLinear keeps a code of its input, and no second derivative: create_graph=True")
     weight, payload, scales, step = ctx.saved_tensors
     rows = gradient.reshape(-1, gradient.shape[-1])  # [rows, O]
     for_x = gradient @ weight if ctx.needs_input_grad[0] else None
@@ -102,19 +105,21 @@ class _Clock:
         self.step = torch.zeros((), dtype=torch.int64)
 
     def tick(self, *called: Any) -> None:
-        self.step = self.step + 1  # a new tensor: backward still needs the old one
+        if torch.is_grad_enabled():  # an evaluation between two steps of a training run changes nothing in it
+            self.step = self.step + 1  # a new tensor: backward still needs the old one
 
 
 class CompressedLinear(nn.Linear):
     """``torch.nn.Linear`` that shares the parameters of ``layer`` and keeps its input coded.
 
     Layers that read the same tensor with the same codec and clock make the same code: a compiler, which merges equal
-    operations, keeps it once.
+    operations, keeps it once. A ``state_dict`` holds the clock besides, int64 of one element, so that a training run
+    that is resumed takes the rotations it would have taken; that of a ``torch.nn.Linear`` loads and leaves the clock.
 
     Arguments:
         layer: the layer to stand in for; its parameters are shared, not copied.
         codec: None means 4 bits, blocks of 128, an unbiased scale and bfloat16 scales.
-        clock: of ``replace_linears``; None means one of its own, which every forward pass moves on.
+        clock: of ``replace_linears``; None means one of its own, which every forward pass with gradients moves on.
     """
 
     def __init__(self, layer: nn.Linear, codec: Codec | None = None, clock: _Clock | None = None):
@@ -129,6 +134,21 @@ class CompressedLinear(nn.Linear):
         self.clock = clock or _Clock()
         if clock is None:
             self.register_forward_pre_hook(self.clock.tick)
+
+    def get_extra_state(self) -> Tensor:
+        return self.clock.step.clone()
+
+    def set_extra_state(self, state: Tensor | int) -> None:
+        step = torch.as_tensor(state)
+        if step.numel() != 1 or step.is_floating_point():
+            raise ValueError(f"extra state must be an integer, the number of the forward pass, got {state!r}")
+        self.clock.step = step.detach().reshape(()).to("cpu", torch.int64, copy=True)
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+        missing = rest[2]  # after local_metadata and strict
+        if (key := f"{prefix}_extra_state") in missing:
+            missing.remove(key)  # a state_dict of before
 
     def forward(self, x: Tensor) -> Tensor:
         weight: Tensor = self.weight
@@ -146,11 +166,12 @@ class CompressedLinear(nn.Linear):
 def replace_linears(model: nn.Module, codec: Codec | None = None) -> list[str]:
     """Put a ``CompressedLinear`` in the place of every ``torch.nn.Linear`` inside ``model``; before it is compiled.
 
-    Every forward pass of ``model`` takes other rotations than the one before.
+    Every forward pass of ``model`` with gradients takes other rotations than the one before; a ``state_dict`` has its
+    number with each layer.
 
     Returns:
-        the names of the layers. Parameters stay the same objects, so an optimizer that holds them goes on, and so does
-        a ``state_dict``. A model without such layers raises ValueError.
+        the names of the layers. Parameters stay the same objects, so an optimizer that holds them goes on; a
+        ``state_dict`` of before loads. A model without such layers raises ValueError.
     """
     names = [name for name, module in model.named_modules() if type(module) is nn.Linear and name]
     if not names:

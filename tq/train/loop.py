@@ -6,8 +6,10 @@ is skipped instead and the loss scale halved, as loss scaling does. Several work
 
 from __future__ import annotations
 
+import hashlib
 import io
 import math
+import operator
 import os
 import pickle
 from collections.abc import Callable
@@ -61,6 +63,17 @@ class TrainConfig:
     compile: bool = False
 
     def __post_init__(self) -> None:
+        plain: dict[str, Callable[[Any], Any]] = {"lr": float, "final_lr": float, "eps": float, "weight_decay": float}
+        plain |= {"grad_clip": float, "seed": operator.index, "betas": lambda pair: tuple(map(float, pair))}
+        for name, kind in plain.items():  # a number of NumPy's would be saved as one, and could not be loaded safely
+            value = getattr(self, name)
+            try:
+                object.__setattr__(self, name, None if name == "grad_clip" and value is None else kind(value))
+            except (TypeError, ValueError):
+                wanted = {"seed": "an integer", "betas": "two numbers in [0, 1)"}.get(name, "a number")
+                raise ValueError(f"{name} must be {wanted}, got {value!r}") from None
+        if not isinstance(self.compile, bool):
+            raise ValueError(f"compile must be True or False, got {self.compile!r}")
         for name in ("steps", "batch", "seq", "accumulate"):
             value = getattr(self, name)
             if not (name == "seq" and value is None) and (not isinstance(value, int) or value < 1):
@@ -75,8 +88,8 @@ class TrainConfig:
             raise ValueError(f"final_lr is a share of lr between 0 and 1, got {self.final_lr!r}")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas must be two numbers in [0, 1), got {self.betas!r}")
-        if not self.eps > 0:
-            raise ValueError(f"eps must be positive, got {self.eps!r}")
+        if not (self.eps > 0 and math.isfinite(self.eps)):
+            raise ValueError(f"eps must be positive and finite, got {self.eps!r}")
         if not self.weight_decay >= 0:
             raise ValueError(f"weight_decay must not be negative, got {self.weight_decay!r}")
         if self.grad_clip is not None and not self.grad_clip > 0:
@@ -259,29 +272,44 @@ class Trainer:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue another trainer's run. Another configuration, model shape or corpus raises ``ValueError``."""
+        if not isinstance(state, dict):
+            raise ValueError(f"not a trainer state but {type(state).__name__}")
         missing = {"format", "run", "model", "optimizer", "scaler", "skipped", "losses"} - set(state)
         if missing or state["format"] != FORMAT:
             found = f"missing {sorted(missing)}" if missing else f"format {state['format']!r}"
             raise ValueError(f"not a trainer state of format {FORMAT}: {found}")
         here, there = self._run(), state["run"]
-        differing = [key for key in here if here[key] != there.get(key)]
+        if not isinstance(there, dict):
+            raise ValueError(f"not a trainer state: run is {there!r}")
+        differing = [key for key in {**here, **there} if here.get(key) != there.get(key)]
         if differing:
-            detail = ", ".join(f"{key}: {there.get(key)!r}, here {here[key]!r}" for key in differing)
+            detail = ", ".join(f"{key}: {there.get(key)!r}, here {here.get(key)!r}" for key in differing)
             raise ValueError(f"state of another run ({detail})")
+        ours, theirs = (
+            {name: getattr(value, "shape", None) for name, value in tensors.items()}
+            for tensors in (self.model.state_dict(), state["model"])
+        )
+        if ours != theirs:
+            name = next(n for n in {**ours, **theirs} if ours.get(n) != theirs.get(n))
+            raise ValueError(f"state of another model ({name}: {theirs.get(name)}, here {ours.get(name)})")
+        self.optimizer.load_state_dict(state["optimizer"])  # first: it may refuse, and nothing has changed yet
         self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
         if self.scaler.is_enabled():
             self.scaler.load_state_dict(state["scaler"])
         self.skipped = state["skipped"]
         self.losses = state["losses"].tolist()
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write ``state_dict`` whole or not at all: an interrupted save leaves the previous file."""
+        """Write ``state_dict`` and its digest whole or not at all: an interrupted save leaves the previous file."""
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         part = target.with_name(f"{target.name}.{os.getpid()}.part")
-        torch.save(self.state_dict(), part)
-        part.replace(target)
+        state = self.state_dict()
+        try:
+            torch.save({**state, "digest": digest(state)}, part)
+            part.replace(target)
+        finally:
+            part.unlink(missing_ok=True)
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """``load_state_dict`` from a file; nothing in it is executed. A damaged file raises ``ValueError``."""
@@ -290,6 +318,9 @@ class Trainer:
             state = torch.load(content, map_location="cpu", weights_only=True)
         except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
             raise ValueError(f"{path} is no whole checkpoint ({content.getbuffer().nbytes} bytes): {error}") from error
+        given = state.pop("digest", None) if isinstance(state, dict) else None
+        if given is not None and given != digest(state):
+            raise ValueError(f"{path} is no whole checkpoint ({content.getbuffer().nbytes} bytes): its digest differs")
         self.load_state_dict(state)
 
     def _run(self) -> dict[str, Any]:
@@ -301,3 +332,29 @@ class Trainer:
         optimizer = type(self.optimizer).__name__
         return {**config, **model, "corpus.sha256": self.corpus.sha256, "corpus.vocab": self.corpus.vocab,
                 "optimizer": optimizer}  # fmt: skip
+
+
+def digest(value: Any) -> str:
+    """BLAKE2b, as hexadecimal digits, over tensors, numbers, texts and lists, tuples and dicts of these."""
+    found = hashlib.blake2b(digest_size=32)
+
+    def add(part: Any) -> None:
+        if isinstance(part, Tensor):
+            local = part.to_local() if hasattr(part, "to_local") else part
+            found.update(f"{local.dtype} {tuple(local.shape)};".encode())
+            raw: Any = local.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+            found.update(raw)
+        elif isinstance(part, dict):
+            found.update(f"dict {len(part)};".encode())
+            for key, inner in part.items():
+                add(key)
+                add(inner)
+        elif isinstance(part, (list, tuple)):
+            found.update(f"{type(part).__name__} {len(part)};".encode())
+            for inner in part:
+                add(inner)
+        else:
+            found.update(f"{type(part).__name__} {part!r};".encode())
+
+    add(value)
+    return found.hexdigest()

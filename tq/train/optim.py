@@ -27,18 +27,22 @@ from tq.quant.logscale import LogCodec
 from tq.train.collectives import Codecs, Mean, over_group, simulate
 from tq.train.rules import RULES, Bucket, New, Rule, adam
 
-FORMAT = 1  # of TurboQuantAdamW.state_dict
+FORMAT = 2  # of TurboQuantAdamW.state_dict
 VARIANT = "gradient"  # shipped default
 ROTATIONS = 64  # that a low-bit momentum goes through in turn: signs are cached, and no error repeats soon
 _ADAMW = {"step", "exp_avg", "exp_avg_sq"}  # state of torch.optim.AdamW
+_ADAMW_ONLY = {"amsgrad", "maximize", "foreach", "capturable", "differentiable", "fused", "decoupled_weight_decay"}
 _V_FLOOR = 0.1  # what noise correction leaves of v at least
 
 
 class _Store:
-    """State of a bucket between steps; m and v may lie there in few bits."""
+    """State of a bucket between steps; m and v may lie there in few bits.
+
+    done: steps of the bucket; steps: of each of its parameters, which may have joined later.
+    """
 
     def __init__(self, shapes: list[torch.Size], bits: tuple[int, int] | None) -> None:
-        self.shapes, self.done = shapes, 0
+        self.shapes, self.done, self.steps = shapes, 0, [0] * len(shapes)
         self.tensors: dict[str, Tensor] = {}
         self.numel = sum(shape.numel() for shape in shapes)
         self.v_codec = None if bits is None else LogCodec(bits[1])
@@ -70,6 +74,18 @@ class _Store:
             new["m.payload"], new["m.scales"] = code.payload, code.scales
         self.tensors |= new
 
+    def load(self, done: int, steps: list[int], tensors: dict[str, Tensor], device: torch.device) -> None:
+        """Takes a state over; ValueError if it is not one of such a bucket."""
+        self.done, self.steps = int(done), [int(step) for step in steps]
+        self.tensors = {name: t.to(device, copy=True) for name, t in tensors.items()}
+        try:
+            found = {name: self.get(name) for name in ("m", "v")} if done else {}
+        except (KeyError, RuntimeError, ValueError) as error:
+            raise ValueError(f"state of another optimizer: m and v cannot be decoded ({error})") from error
+        numbers = {name: 0 if x is None else x.numel() for name, x in found.items()}
+        if len(steps) != len(self.shapes) or any(count != self.numel for count in numbers.values()):
+            raise ValueError(f"state of another optimizer: {numbers} in a bucket of {self.numel} numbers")
+
     @property
     def nbytes(self) -> int:
         return sum(t.nbytes for t in self.tensors.values())
@@ -84,8 +100,9 @@ class TurboQuantAdamW(Optimizer):
             rules with error feedback the scale becomes least squares). NaN and infinity pass through it.
         variant: a name in ``RULES`` or a ``Rule``. None: "gradient".
         state: bits of (m, v) between steps: m 2-8, v 2, 4 or 8; None keeps fp32. (4, 8) takes 1.55 bytes a parameter.
+            What a parameter without a gradient has there is coded anew with its neighbours, so it moves a little.
         group: process group; None is the default group where ``torch.distributed`` is initialised.
-        warmup: first steps with exact exchange.
+        warmup: first steps with exact exchange; at least one with "frozen-v" and "one-bit-adam".
         max_norm: largest global norm of the gradient that enters the moments; None does not clip. Clip here and not
             before: what a rank sees before the exchange is not yet the gradient.
         v_every: K of "synced-v".
@@ -94,7 +111,8 @@ class TurboQuantAdamW(Optimizer):
             one rank, no more than one run is ever held in fp32 beside the state; else all gradients are.
 
     ``bytes_sent``: what this rank has sent so far. All parameters must lie on one device; moments are fp32 whatever
-    the parameters' dtype. Parameters without a gradient are left alone on one rank, and count as zeros among several.
+    the parameters' dtype. Parameters without a gradient are left alone on one rank, with "local" and where they do
+    not require one; among several ranks the others count as zeros.
     """
 
     _step_supports_amp_scaling = True  # GradScaler hands over its scale and what it found
@@ -118,7 +136,8 @@ class TurboQuantAdamW(Optimizer):
         bucket_elements: int = 1 << 22,
     ) -> None:
         _check("lr", lr, lr >= 0 and math.isfinite(lr), "a finite number >= 0")
-        _check("betas", betas, len(betas) == 2 and all(0 <= b < 1 for b in betas), "two numbers in [0, 1)")
+        pair = isinstance(betas, (tuple, list)) and len(betas) == 2
+        _check("betas", betas, pair and all(0 <= b < 1 for b in betas), "two numbers in [0, 1)")
         _check("eps", eps, eps >= 0, "a number >= 0")
         _check("weight_decay", weight_decay, weight_decay >= 0, "a number >= 0")
         _check("warmup", warmup, isinstance(warmup, int) and warmup >= 0, "an integer >= 0")
@@ -128,8 +147,12 @@ class TurboQuantAdamW(Optimizer):
         variant = VARIANT if variant is None else variant
         if isinstance(variant, str):
             _check("variant", variant, variant in RULES, f"one of {', '.join(RULES)}, or a Rule")
+        elif not isinstance(variant, Rule):
+            raise TypeError(f"variant must be one of {', '.join(RULES)}, or a Rule; got {variant!r}")
         self.rule = RULES[variant] if isinstance(variant, str) else variant
-        self.variant = variant if isinstance(variant, str) else "custom"
+        self.variant = variant if isinstance(variant, str) else self.rule.name
+        if self.rule.frozen and warmup < 1:
+            raise ValueError(f"variant={self.variant!r} keeps the v of its warm-up: warmup must be >= 1, got {warmup}")
         if correct_v and self.variant != "gradient":
             raise ValueError(f"correct_v=True goes with variant='gradient', got {self.variant!r}")
         if state is not None:
@@ -147,9 +170,11 @@ class TurboQuantAdamW(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As in torch; parameters must be dense floating-point tensors on the device of the others."""
+        if self.rule.frozen and self.steps_done >= self.warmup:
+            raise ValueError(f"variant={self.variant!r} has no v for parameters that come after its warm-up")
         super().add_param_group(param_group)
         parameters = self.param_groups[-1]["params"]
-        device = self.param_groups[0]["params"][0].device if self.param_groups[0]["params"] else None
+        device = next((p.device for group in self.param_groups for p in group["params"]), None)
         for parameter in parameters:
             if not parameter.is_floating_point():
                 self.param_groups.pop()
@@ -169,6 +194,12 @@ class TurboQuantAdamW(Optimizer):
         runs += [run] if run else []
         self._stores.append([(run, _Store([p.shape for p in run], self.state_bits)) for run in runs])
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles; torch's own leaves out what subclasses have."""
+        ours = {name: value for name, value in self.__dict__.items() if not name.startswith("_optimizer_")}
+        ours.pop("step", None)  # torch puts a wrapper there
+        return {**ours, **super().__getstate__()}
+
     @property
     def place(self) -> tuple[int, int]:
         """(rank, ranks) among those that exchange."""
@@ -186,6 +217,8 @@ class TurboQuantAdamW(Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One update; returns the closure's loss, if one is given."""
+        if self.simulated is not None and self.simulated[1] > 1:
+            raise RuntimeError(f"a worker of {self.simulated[1]} in this process: step_together steps all of them")
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -235,7 +268,8 @@ class TurboQuantAdamW(Optimizer):
         """A step without exchange: bucket by bucket, so that no more than one is held."""
         gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
         dense = [g for g in gradients if g.layout == torch.strided]  # the others raise below, before any change
-        norm = torch.stack(torch._foreach_norm(dense, dtype=torch.float32)).norm() if dense else torch.zeros(())
+        wide = torch.float64 if any(g.dtype == torch.float64 for g in dense) else torch.float32
+        norm = torch.stack(torch._foreach_norm(dense, dtype=wide)).norm() if dense else torch.zeros(())
         scaled = getattr(self, "grad_scale", None)
         length = (norm if scaled is None else norm / scaled).item()
         if not math.isfinite(length):
@@ -258,28 +292,25 @@ class TurboQuantAdamW(Optimizer):
     def _update(
         self, rule: Rule, group: dict[str, Any], parameters: list[Tensor], store: _Store, bucket: Bucket, new: New
     ) -> None:
-        alone = self.place[1] == 1
-        unused = [i for i, p in enumerate(parameters) if p.grad is None and alone]
+        alone = self.place[1] == 1 or rule.exchange is None
+        unused = [i for i, p in enumerate(parameters) if p.grad is None and (alone or not p.requires_grad)]
         starts = _starts(bucket.sizes)
         slices = [slice(starts[i], starts[i] + bucket.sizes[i]) for i in unused]
         before = {name: [bucket.kept(name)[s].clone() for s in slices] for name in ("m", "v")} if unused else {}
         direction, v = rule.moments(bucket, new)
         if self.correct_v and rule is self.rule:
             v = denoised(v, self.codecs)
-        denominator = v.sqrt().div_(math.sqrt(1 - bucket.betas[1] ** bucket.step)).add_(group["eps"])
-        size = group["lr"] / (1 - bucket.betas[0] ** bucket.step)
         used = [i for i in range(len(parameters)) if i not in unused]
-        weights = [parameters[i] if parameters[i].dtype == torch.float32 else parameters[i].float() for i in used]
-        directions, denominators = (
-            [x[starts[i] : starts[i] + bucket.sizes[i]].view(bucket.shapes[i]) for i in used]
-            for x in (direction, denominator)
-        )
-        if used:
-            torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
-            torch._foreach_addcdiv_(weights, directions, denominators, value=-size)
-        for i, weight in zip(used, weights, strict=True):
-            if parameters[i] is not weight:
-                parameters[i].copy_(weight)
+        for i in used:
+            store.steps[i] += 1
+        root = v.sqrt()
+        for step in sorted({store.steps[i] for i in used}):  # one, unless parameters joined later than others
+            chosen = [i for i in used if store.steps[i] == step]
+            directions, roots = (
+                [x[starts[i] : starts[i] + bucket.sizes[i]].view(bucket.shapes[i]) for i in chosen]
+                for x in (direction, root)
+            )
+            _move([parameters[i] for i in chosen], directions, roots, group, step)
         for name, kept in before.items():  # as if the unused parameters had not been there
             for s, old in zip(slices, kept, strict=True):
                 if name in new:
@@ -296,6 +327,10 @@ class TurboQuantAdamW(Optimizer):
                         f"step {self.steps_done}: the gradient of parameter {i} of group {g}, shape {tuple(p.shape)}, "
                         f"holds {bad}; nothing was changed"
                     )
+        length = math.hypot(*(float(p.grad.norm(dtype=torch.float64)) for g in self.param_groups for p in g["params"]
+                              if p.grad is not None))  # fmt: skip
+        if length > torch.finfo(torch.float32).max ** 0.5:
+            return f"step {self.steps_done}: the gradient's norm, {length:.3g}, is beyond fp32; nothing was changed"
         return f"step {self.steps_done}: another rank's gradient is not finite; nothing was changed"
 
     def _settings(self) -> dict[str, Any]:
@@ -304,8 +339,8 @@ class TurboQuantAdamW(Optimizer):
         codecs = [f"{k}{leg + 1}: {v}" for leg, c in enumerate(self.codecs) for k, v in dataclasses.asdict(c).items()]
         return {
             "variant": self.variant, "codecs": codecs, "state": list(self.state_bits or ()), "warmup": self.warmup,
-            "v_every": self.v_every, "correct_v": self.correct_v, "rank": rank, "ranks": ranks,
-            "buckets": [store.numel for _, _, store in self._buckets()],
+            "v_every": self.v_every, "correct_v": self.correct_v, "max_norm": self.max_norm, "rank": rank,
+            "ranks": ranks, "buckets": [[list(shape) for shape in store.shapes] for _, _, store in self._buckets()],
         }  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
@@ -320,6 +355,7 @@ class TurboQuantAdamW(Optimizer):
                 "steps_done": self.steps_done,
                 "bytes_sent": self.bytes_sent,
                 "done": [store.done for store in stores],
+                "steps": [list(store.steps) for store in stores],
                 "buckets": [dict(store.tensors) for store in stores],
             },
         }
@@ -333,20 +369,36 @@ class TurboQuantAdamW(Optimizer):
             return
         if ours.get("format") != FORMAT:
             raise ValueError(f"not a state of TurboQuantAdamW of format {FORMAT}: format {ours.get('format')!r}")
+        missing = {"settings", "steps_done", "bytes_sent", "done", "steps", "buckets"} - set(ours)
+        if missing or "param_groups" not in state_dict:
+            raise ValueError(f"not a whole state of TurboQuantAdamW: it lacks {sorted(missing) or 'param_groups'}")
         here, there = self._settings(), ours["settings"]
         differing = [f"{key}: {there.get(key)!r}, here {here[key]!r}" for key in here if there.get(key) != here[key]]
         if differing:
             raise ValueError(f"state of another optimizer ({'; '.join(differing)})")
+        found = list(zip(ours["done"], ours["steps"], ours["buckets"], strict=False))
+        buckets = list(self._buckets())
+        if not len(found) == len(ours["done"]) == len(buckets):
+            raise ValueError(f"state of another optimizer ({len(found)} buckets, here {len(buckets)})")
+        loaded = [_Store(store.shapes, self.state_bits) for _, _, store in buckets]
+        for (_, parameters, _), store, each in zip(buckets, loaded, found, strict=True):
+            store.load(*each, parameters[0].device)
         super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
         self.steps_done, self.bytes_sent = ours["steps_done"], ours["bytes_sent"]
-        for (_, parameters, store), done, tensors in zip(self._buckets(), ours["done"], ours["buckets"], strict=True):
-            store.done = done
-            store.tensors = {name: t.to(parameters[0].device, copy=True) for name, t in tensors.items()}
+        for (_, _, store), new in zip(buckets, loaded, strict=True):
+            store.done, store.steps, store.tensors = new.done, new.steps, new.tensors
 
     def _load_adamw(self, state_dict: dict[str, Any]) -> None:
         groups, found = state_dict.get("param_groups"), state_dict.get("state")
         if not isinstance(groups, list) or not isinstance(found, dict) or not all("betas" in g for g in groups):
             raise ValueError("neither a state of TurboQuantAdamW nor of torch.optim.AdamW")
+        for group in groups:
+            if not group.get("decoupled_weight_decay") or group.get("amsgrad") or group.get("maximize"):
+                raise ValueError(
+                    "state of another optimizer than AdamW as it is here: decoupled_weight_decay="
+                    f"{group.get('decoupled_weight_decay')}, amsgrad={group.get('amsgrad')}, "
+                    f"maximize={group.get('maximize')}"
+                )
         if any(set(entry) != _ADAMW for entry in found.values()):
             keys = sorted({key for entry in found.values() for key in entry})
             raise ValueError(f"state of AdamW must hold {sorted(_ADAMW)} for each parameter, got {keys}")
@@ -361,8 +413,7 @@ class TurboQuantAdamW(Optimizer):
             for p, entry in zip(run, entries, strict=True):
                 if entry is not None and entry["exp_avg"].shape != p.shape:
                     raise ValueError(f"state for shape {tuple(entry['exp_avg'].shape)}, parameter has {tuple(p.shape)}")
-        kept = ("lr", "betas", "eps", "weight_decay", "params")
-        slim = [{key: group[key] for key in kept} for group in groups]
+        slim = [{key: value for key, value in group.items() if key not in _ADAMW_ONLY} for group in groups]
         super().load_state_dict({"state": {}, "param_groups": slim})
         self.steps_done = max((int(e["step"]) for entries in per_bucket for e in entries if e), default=0)
         for (_, run, store), entries in zip(self._buckets(), per_bucket, strict=True):
@@ -375,7 +426,8 @@ class TurboQuantAdamW(Optimizer):
                 ])
                 for name, key in (("m", "exp_avg"), ("v", "exp_avg_sq"))
             }  # fmt: skip
-            store.done = max(int(e["step"]) for e in entries if e) - 1
+            store.steps = [int(e["step"]) if e else 0 for e in entries]
+            store.done = max(store.steps) - 1
             store.commit(new)
 
     def moments(self, parameter: Tensor) -> tuple[Tensor, Tensor]:
@@ -393,16 +445,38 @@ class TurboQuantAdamW(Optimizer):
 
 
 def step_together(optimizers: Sequence[TurboQuantAdamW]) -> None:
-    """One step of the workers of a simulated group, which were numbered by ``simulate_ranks``."""
+    """One step of the workers of a simulated group, which were numbered by ``simulate_ranks``; else ValueError."""
+    places = [optimizer.simulated for optimizer in optimizers]
+    if places != [(rank, len(optimizers)) for rank in range(len(optimizers))]:
+        raise ValueError(f"workers must be numbered by simulate_ranks, all of them and in order; got {places}")
     with torch.no_grad():
         for asked in zip(*(optimizer._step() for optimizer in optimizers), strict=True):
             simulate(asked)
+    for optimizer in optimizers:
+        optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers look for it
 
 
 def simulate_ranks(optimizers: Sequence[TurboQuantAdamW]) -> None:
     """Makes these optimizers, one for each replica of a model in this process, the ranks of one group."""
     for rank, optimizer in enumerate(optimizers):
         optimizer.simulated = rank, len(optimizers)
+
+
+def _move(
+    parameters: list[Tensor], directions: list[Tensor], roots: list[Tensor], group: dict[str, Any], step: int
+) -> None:
+    """AdamW's update of parameters in their ``step``-th step; roots: of v, in place."""
+    beta1, beta2 = group["betas"]
+    torch._foreach_div_(roots, math.sqrt(1 - beta2**step))
+    torch._foreach_add_(roots, group["eps"])
+    size = group["lr"] / (1 - beta1**step)
+    whole = (torch.float32, torch.float64)  # fp64 keeps its digits, though the moments are fp32
+    weights = [p if p.dtype in whole else p.float() for p in parameters]
+    torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
+    torch._foreach_addcdiv_(weights, directions, roots, value=-size)
+    for p, weight in zip(parameters, weights, strict=True):
+        if p is not weight:
+            p.copy_(weight)
 
 
 def denoised(v: Tensor, codecs: Codecs) -> Tensor:
@@ -461,6 +535,8 @@ def _flatten(parameters: list[Tensor]) -> Tensor:
 
 def _clip(gradients: list[Tensor], limit: float) -> bool:
     """Scales them in place to a global norm of at most ``limit``; False if they are not finite."""
+    if not gradients:
+        return True
     norm = torch.stack(torch._foreach_norm(gradients)).norm().item()
     if norm > limit and math.isfinite(norm):
         torch._foreach_mul_(gradients, limit / (norm + 1e-6))

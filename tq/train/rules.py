@@ -85,8 +85,14 @@ class Bucket:
         return self.kept("m").lerp(self.gradient, 1 - self.betas[0])
 
     def second_moment(self, gradient: Tensor, name: str = "v") -> Tensor:
-        """beta2 v + (1 - beta2) gradient^2."""
-        return (self.kept(name) * self.betas[1]).addcmul_(gradient, gradient, value=1 - self.betas[1])
+        """beta2 v + (1 - beta2) gradient^2; the average of a name that is new goes on from v."""
+        old = self.kept("v") if self.stored(name) is None else self.kept(name)
+        return (old * self.betas[1]).addcmul_(gradient, gradient, value=1 - self.betas[1])
+
+    def old_v(self) -> Tensor:
+        """v as it was, with the bias that this step will correct: what divides the update stays the same."""
+        before, now = (1 - self.betas[1] ** step for step in (self.step - 1, self.step))
+        return self.kept("v") * (now / before if before else 1.0)
 
 
 @dataclass(frozen=True)
@@ -99,6 +105,8 @@ class Rule:
         clips_local: clipping acts on this rank's gradient before the exchange; else on what was exchanged.
         fed_back: its codes carry error feedback and are chosen by least squares; the others are unbiased.
         agrees: all ranks end with the same weights.
+        frozen: its second moment is that of a warm-up with another rule, which it needs.
+        name: tells rules apart that are in no table; a state goes on only under the name it had.
     """
 
     exchange: Callable[[Bucket], Exchange] | None
@@ -106,6 +114,8 @@ class Rule:
     clips_local: bool = False
     fed_back: bool = False
     agrees: bool = True
+    frozen: bool = False
+    name: str = "custom"
 
 
 def adam(b: Bucket, new: New) -> tuple[Tensor, Tensor]:
@@ -139,19 +149,20 @@ def implied_v(b: Bucket, new: New) -> tuple[Tensor, Tensor]:
 
 def send_momentum_and_v(b: Bucket) -> Exchange:
     """Momentum with feedback; each rank's own v is averaged at steps 1, 2, 4, ... and then every K steps."""
-    local, new = b.second_moment(b.gradient, "local_v"), {}
+    new = {"local_v": b.second_moment(b.gradient, "local_v")}
     if b.step % b.every == 0 or (b.step < b.every and b.step & (b.step - 1) == 0):
-        yield from b.mean(local)
-        new["v"] = local / (1 - b.betas[1] ** b.step)  # corrected now: it will be older when it is used
+        yield from b.mean(new["local_v"])
+        new["v"] = new["local_v"].clone()
     b.gradient = b.momentum()
-    new |= yield from b.mean(b.gradient, b.codecs, feedback=True)
-    return {**new, "local_v": local}
+    return {**new, **(yield from b.mean(b.gradient, b.codecs, feedback=True))}
 
 
 def agreed_v(b: Bucket, new: New) -> tuple[Tensor, Tensor]:
-    """The v that was last agreed upon, with the bias that the update will correct."""
+    """The v that was last agreed upon."""
     new["m"] = b.gradient
-    return new["m"], new.get("v", b.kept("v")) * (1 - b.betas[1] ** b.step)
+    if "v" not in new:
+        new["v"] = b.old_v()
+    return new["m"], new["v"]
 
 
 def by_running_scale(x: Tensor, sizes: Sequence[int], sigma: Tensor, codec: Codec, seed: int) -> tuple[Tensor, Tensor]:
@@ -211,8 +222,8 @@ def send_signs(b: Bucket) -> Exchange:
 
 def frozen_v(b: Bucket, new: New) -> tuple[Tensor, Tensor]:
     """v stays as the warm-up left it."""
-    new["m"] = b.gradient
-    return new["m"], b.kept("v")
+    new["m"], new["v"] = b.gradient, b.old_v()
+    return new["m"], new["v"]
 
 
 def send_bf16(b: Bucket) -> Exchange:
@@ -279,8 +290,8 @@ RULES: dict[str, Rule] = {
     "published-v3": Rule(send_published, own_v, clips_local=True, fed_back=True, agrees=False),
     "published-gradient": Rule(partial(send_scaled_gradient, feedback=False), adam, fed_back=True),
     "published-gradient-ef": Rule(partial(send_scaled_gradient, feedback=True), adam, fed_back=True),
-    "frozen-v": Rule(partial(send_momentum, feedback=True), frozen_v, clips_local=True, fed_back=True),
-    "one-bit-adam": Rule(send_signs, frozen_v, clips_local=True, fed_back=True),
+    "frozen-v": Rule(partial(send_momentum, feedback=True), frozen_v, clips_local=True, fed_back=True, frozen=True),
+    "one-bit-adam": Rule(send_signs, frozen_v, clips_local=True, fed_back=True, frozen=True),
 }
 
 
@@ -293,4 +304,4 @@ def rival(name: str, amount: float = 0.0) -> Rule:
     }
     if name not in known:
         raise ValueError(f"name must be one of {', '.join(known)}; got {name!r}")
-    return Rule(known[name], adam)
+    return Rule(known[name], adam, name=f"{name} {amount:g}")

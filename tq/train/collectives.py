@@ -36,6 +36,8 @@ from tq.train.exchange import (
     code_bytes,
     encode_mean,
     encode_owing,
+    exact_mean_over,
+    first_tag,
     guarded,
     mean_over,
     message_bytes,
@@ -70,39 +72,48 @@ class Work:
 
 
 class _Lane:
-    """A thread and a process group of its own, so that what runs there cannot meet the collectives of others."""
+    """A thread, and tags or a process group of its own, so that what runs there meets no collective of others."""
 
-    def __init__(self, group: dist.ProcessGroup | None) -> None:
-        self.of = chosen = named(group)
-        device = torch.device("cuda" if dist.get_backend(chosen) == "nccl" else "cpu")
-        timeout = chosen._get_backend(device).options._timeout
-        self.group = dist.new_group(
-            dist.get_process_group_ranks(chosen), timeout, dist.get_backend(chosen), use_local_synchronization=True
-        )
-        self._pool = ThreadPoolExecutor(1, "tq-collectives")
+    def __init__(self, group: dist.ProcessGroup | None, number: int) -> None:
+        self.of = self.group = chosen = named(group)
+        self.number = number
+        if dist.get_backend(chosen) == "nccl":  # no tags: what one group does has one order
+            timeout = chosen._get_backend(torch.device("cuda")).options._timeout
+            members = dist.get_process_group_ranks(chosen)
+            self.group = dist.new_group(members, timeout, "nccl", use_local_synchronization=True)
+        self.pool = ThreadPoolExecutor(1, "tq-collectives")
 
     def submit(self, call: Callable[[], Any]) -> Any:
-        return self._pool.submit(call)
+        return self.pool.submit(call)
 
 
-_lanes: dict[str, _Lane] = {}
+_lanes: dict[str, list[_Lane]] = {}
 _lanes_lock = threading.Lock()
+_DIRECT, _BEHIND = 0, 1  # lanes of what runs in the caller's thread and of what was started with async_op
 
 
-def _lane(group: dist.ProcessGroup | None) -> _Lane:
+def _lane(group: dist.ProcessGroup | None, own: bool = False) -> _Lane:
+    """The lane of asynchronous calls, or a new one; all ranks make theirs in the same order."""
     chosen = named(group)
+    alive = set(dist.distributed_c10d._world.pg_map)
     with _lanes_lock:
-        lane = _lanes.get(chosen.group_name)
-        if lane is None or lane.of is not chosen:  # a former group of that name was destroyed
-            lane = _lanes[chosen.group_name] = _Lane(group)
-        return lane
+        for name, lanes in list(_lanes.items()):
+            if lanes[0].of not in alive:  # the group was destroyed
+                for lane in _lanes.pop(name):
+                    lane.pool.shutdown(wait=False)
+        lanes = _lanes.setdefault(chosen.group_name, [_Lane(group, _BEHIND)])
+        if own:
+            lanes.append(_Lane(group, _BEHIND + len(lanes)))
+        return lanes[-1] if own else lanes[0]
 
 
 def _flat(tensors: Sequence[Tensor]) -> tuple[list[Tensor], Callable[[], None]]:
     """Flat tensors, one for each dtype, and what writes them back where they are copies."""
     if len(tensors) == 1 and tensors[0].is_contiguous():
         return [tensors[0].detach().view(-1)], lambda: None
-    kinds = {x.dtype: [y for y in tensors if y.dtype == x.dtype] for x in tensors}
+    kinds: dict[torch.dtype, list[Tensor]] = {}
+    for x in tensors:
+        kinds.setdefault(x.dtype, []).append(x)
     flats = [torch.cat([x.detach().reshape(-1) for x in kind]) for kind in kinds.values()]
 
     def write() -> None:
@@ -119,6 +130,8 @@ def _checked(x: Tensor | Sequence[Tensor]) -> list[Tensor]:
         if not isinstance(tensor, Tensor) or tensor.dtype not in DTYPES or tensor.layout != torch.strided:
             said = f"{tensor.dtype}, {tensor.layout}" if isinstance(tensor, Tensor) else type(tensor).__name__
             raise TypeError(f"x must be dense tensors of float32, bfloat16 or float16, got {said}")
+        if torch._C._overlaps(tensor, tensor) and 0 in tensor.stride() and tensor.numel() > 1:
+            raise ValueError(f"x must have memory for each element, got strides {tensor.stride()}: it is expanded")
     return [tensor for tensor in tensors if tensor.numel()]
 
 
@@ -139,13 +152,13 @@ def all_reduce(
     rank, where a rank's x is not finite and the codec has nonfinite="raise".
     """
     tensors, codecs = _checked(x), _pair(codec)
-    if not tensors:
-        return None if not async_op else Work(_Done(), lambda: None)
+    if not tensors and dist.get_backend(named(group)) == "nccl":
+        return Work(_Done(), lambda: None) if async_op else None
     flats, write = _flat(tensors)
     asked = [(flat, (step, number)) for number, flat in enumerate(flats)]
     if async_op:
         lane = _lane(group)
-        return Work(lane.submit(lambda: mean_over(asked, codecs, lane.group)), write)
+        return Work(lane.submit(lambda: mean_over(asked, codecs, lane.group, lane=lane.number)), write)
     mean_over(asked, codecs, group)
     write()
     return None
@@ -172,7 +185,10 @@ def all_gather_mean(x: Tensor, codec: Codec, group: dist.ProcessGroup | None = N
     Between hosts (gloo) the codes go round a ring, whose receives are asked for first: the backend's own all-gather
     lets the two directions of a link take turns, which is not the method's fault.
     """
-    (flat,), write = _flat(_checked(x))
+    tensors = _checked(x)
+    if not tensors:
+        return
+    (flat,), write = _flat(tensors)
     ranks, rank, blocks = dist.get_world_size(group), dist.get_rank(group), -(-flat.numel() // codec.block)
     codecs = [replace(codec, nonfinite="propagate").derive(step, 1, r) for r in range(ranks)]
     messages = torch.empty(ranks, message_bytes(codec, blocks), dtype=torch.uint8, device=flat.device)
@@ -182,18 +198,20 @@ def all_gather_mean(x: Tensor, codec: Codec, group: dist.ProcessGroup | None = N
     ]
     mine = view_code(codecs[rank], messages[rank], blocks, flat.numel(), flat.dtype)
     with guarded(group):
+        agree(f"{codec} for a gathering of {flat.numel()} x {flat.dtype}, step {step}", flat.device, group)
         if flat.is_cuda:
             codecs[rank].encode(flat, mine)
             all_gather(messages.view(-1), messages[rank].clone(), group=group)
         else:
             before, after, last = (rank - 1) % ranks, (rank + 1) % ranks, ranks - 1
+            tag = first_tag(_DIRECT)  # messages between two ranks arrive in their order
             received: list[Any] = [
-                dist.irecv(messages[(before - k) % ranks], group=group, group_src=before, tag=k) for k in range(last)
+                dist.irecv(messages[(before - k) % ranks], group=group, group_src=before, tag=tag) for k in range(last)
             ]
             codecs[rank].encode(flat, mine)
             sent: list[Any] = []
             for k in range(last):
-                sent.append(dist.isend(messages[(rank - k) % ranks], group=group, group_dst=after, tag=k))
+                sent.append(dist.isend(messages[(rank - k) % ranks], group=group, group_dst=after, tag=tag))
                 received[k].wait()
             for work in sent:
                 work.wait()
@@ -212,13 +230,13 @@ class HookState:
 
     Made by all ranks of the group together, after ``init_process_group``. The step counts what was synchronised, so
     that a job that goes on from a checkpoint, with ``load_state_dict``, sees the seeds that it would have seen.
+    What is not finite propagates, whatever the codec says: DDP's users look at gradients, or a scaler does.
     """
 
     def __init__(self, codec: Codec | Codecs, group: dist.ProcessGroup | None = None) -> None:
         first, second = _pair(codec)
-        # a scaler of gradients wants to see what overflows
         self.codecs = replace(first, nonfinite="propagate"), replace(second, nonfinite="propagate")
-        self.lane = _Lane(group)
+        self.lane = _lane(group, own=True)
         self.step = 0
 
     def state_dict(self) -> dict[str, int]:
@@ -241,7 +259,7 @@ def ddp_hook(state: HookState, bucket: dist.GradBucket) -> torch.futures.Future[
 
     def run() -> None:
         try:
-            mean_over([(buffer, key)], state.codecs, state.lane.group)
+            mean_over([(buffer, key)], state.codecs, state.lane.group, lane=state.lane.number)
             future.set_result(buffer)
         except Exception as error:  # DDP raises it where it waits
             future.set_exception(error)  # type: ignore[arg-type]
@@ -270,7 +288,7 @@ def _on_stream(state: HookState, buffer: Tensor, key: Key) -> torch.futures.Futu
 
 class ReduceScatter:
     """For FSDP2's ``set_custom_reduce_scatter``: gradients travel as codes, the sum is in fp32. One for each module or
-    one for all; ``state_dict`` holds the number of calls, which the seeds come from."""
+    one for all; ``state_dict`` holds the number of calls, which the seeds come from. What is not finite propagates."""
 
     def __init__(self, codec: Codec) -> None:
         self.codec = replace(codec, nonfinite="propagate")
@@ -290,7 +308,7 @@ class ReduceScatter:
         self.step += 1
         sent = torch.empty(ranks, message_bytes(self.codec, blocks), dtype=torch.uint8, device=input_tensor.device)
         with guarded(group):
-            agree(f"{self.codec} for a reduce-scatter of {numel}", input_tensor.device, group)
+            agree(f"{self.codec} for a reduce-scatter of {numel}, step {self.step - 1}", input_tensor.device, group)
             for chunk, message in zip(input_tensor.view(ranks, numel), sent, strict=True):
                 codecs[rank].encode(chunk, view_code(codecs[rank], message, blocks, numel, chunk.dtype))
             received = torch.empty_like(sent)
@@ -387,15 +405,31 @@ def over_group(asked: Mean, group: dist.ProcessGroup | None = None) -> None:
     """Answers the request of this rank with the other ranks of a process group, who must ask for the same."""
     if asked.codecs is None:
         with guarded(group):
+            agree(f"a mean of {asked.x.numel()} in fp32", asked.x.device, group)
             dist.all_reduce(asked.x, group=group)
         asked.x.div_(dist.get_world_size(group))
-    elif asked.errors is None:
-        mean_over([(asked.x, asked.key)], asked.codecs, group)
     else:
-        asked.errors = owing_mean_over(asked.x, asked.codecs, asked.key, asked.errors, group)
+        _by_codes(asked, group, _DIRECT)
+
+
+def _by_codes(asked: Mean, group: dist.ProcessGroup | None, lane: int) -> None:
+    assert asked.codecs is not None
+    if asked.errors is None:
+        mean_over([(asked.x, asked.key)], asked.codecs, group, lane=lane)
+    else:
+        asked.errors = owing_mean_over(asked.x, asked.codecs, asked.key, asked.errors, group, lane)
 
 
 def background(asked: Mean, group: dist.ProcessGroup | None = None) -> Work:
     """``over_group`` while other work goes on; nothing of the request may be touched before the wait."""
     lane = _lane(group)
-    return Work(lane.submit(lambda: over_group(asked, lane.group)), lambda: None)
+
+    def answer() -> None:
+        if asked.codecs is not None:
+            _by_codes(asked, lane.group, lane.number)
+        elif asked.x.is_cuda:
+            over_group(asked, lane.group)
+        else:
+            exact_mean_over(asked.x, lane.group, lane.number)
+
+    return Work(lane.submit(answer), lambda: None)

@@ -13,6 +13,8 @@ Source: Douillard et al., arXiv 2311.08105; Streaming DiLoCo, arXiv 2501.18512.
 
 from __future__ import annotations
 
+import hashlib
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -23,6 +25,7 @@ from torch.distributed.tensor import DTensor
 
 from tq.quant.codec import Codec
 from tq.train.collectives import Codecs, Mean, Work, background, chunk_numel, over_group, simulate
+from tq.train.exchange import agree, guarded
 
 VERSION = 1
 
@@ -80,14 +83,16 @@ class DiLoCo:
         chosen = [p for p in parameters if p.requires_grad]
         if not 1 <= fragments <= len(chosen):
             raise ValueError(f"fragments must be 1 to the number of parameters ({len(chosen)}), got {fragments}")
-        if every < 1 or every % fragments:
+        if not isinstance(every, int) or every < 1 or every % fragments:
             raise ValueError(f"every must be a positive multiple of fragments={fragments}, got {every}")
         if not 0 <= delay < every // fragments:
             raise ValueError(f"delay must be 0 to every / fragments - 1 = {every // fragments - 1}, got {delay}")
         if feedback and codec is None:
             raise ValueError("feedback=True needs a codec: without one nothing is lost")
-        if lr <= 0 or not 0 <= momentum < 1:
-            raise ValueError(f"lr must be positive and momentum in [0, 1), got {lr} and {momentum}")
+        if not (lr > 0 and math.isfinite(lr)) or not 0 <= momentum < 1:
+            raise ValueError(f"lr must be positive and finite and momentum in [0, 1), got {lr} and {momentum}")
+        if mix is not None and not 0 <= mix <= 1:
+            raise ValueError(f"mix must be in [0, 1] or None, got {mix}")
         self.every, self.delay, self.lr, self.momentum = every, delay, lr, momentum
         self.codecs = (codec, codec) if isinstance(codec, Codec) else codec
         self.mix = (0.5 if delay else 0.0) if mix is None else mix
@@ -95,6 +100,7 @@ class DiLoCo:
         self.fragments = [_Fragment(part) for part in _split(chosen, fragments)]
         self.simulated: tuple[int, int] | None = None  # (rank, ranks) among replicas of one process
         self.steps_done, self.bytes_sent = 0, 0.0
+        self.compared = False  # whether the replicas have been seen to hold the same weights
 
     @property
     def place(self) -> tuple[int, int]:
@@ -107,8 +113,18 @@ class DiLoCo:
 
     @torch.no_grad()
     def step(self) -> None:
-        """Counts an inner step; starts the exchange of the fragment whose turn it is, ends the one that is due."""
+        """Counts an inner step; starts the exchange of the fragment whose turn it is, ends the one that is due.
+
+        The first one raises GroupError where the replicas did not start from the same weights.
+        """
         together = self.simulated is None and self.place[1] > 1
+        if together and not self.compared:
+            weights = hashlib.blake2b(digest_size=8)
+            for fragment in self.fragments:
+                weights.update(fragment.agreed.cpu().numpy().tobytes())
+            with guarded(self.group):
+                agree(f"replicas with the weights {weights.hexdigest()}", self.fragments[0].agreed.device, self.group)
+            self.compared = True
         for fragment, asked in self.ask():
             if not together:
                 simulate([asked])
@@ -174,6 +190,10 @@ class DiLoCo:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Raises ValueError for a state of something else, leaving this one as it is."""
+        needed = {"version", "every", "steps_done", "bytes_sent", "fragments"}
+        parts = state.get("fragments", ())
+        if missing := (needed - set(state)) or {k for p in parts for k in {"agreed", "momentum", "errors"} - set(p)}:
+            raise ValueError(f"not a state of DiLoCo: it lacks {sorted(missing)}")
         if state.get("version") != VERSION or state.get("every") != self.every:
             raise ValueError(
                 f"not a state of DiLoCo with every={self.every}: version {state.get('version')}, "
@@ -188,6 +208,8 @@ class DiLoCo:
             fragment.momentum.copy_(part["momentum"])
             errors = part["errors"]
             fragment.errors = None if errors is None else (errors[0].clone(), errors[1].clone())
+            fragment.asked, fragment.work, fragment.due = None, None, -1
+        self.compared = False
 
 
 def _split(parameters: Sequence[Tensor], count: int) -> list[list[Tensor]]:

@@ -5,6 +5,9 @@ two legs: every rank sends each other rank that rank's chunk of the piece, encod
 fp32, encoded again and gathered by all, who decode the same bytes. Codes are of blocks, so what comes out does not
 depend on pieces or chunks.
 
+Messages between hosts (gloo) carry tags, so that a thread of its own may exchange beside the collectives of the group
+and beside other lanes; a lane is a range of tags.
+
 A message is the payload of a chunk's blocks, then their scales, each padded to 16 bytes: views of one buffer, into
 which the codec writes.
 """
@@ -12,8 +15,10 @@ which the codec writes.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -24,16 +29,17 @@ from torch import Tensor
 
 from tq.quant.codec import Code, Codec
 
-PIECE = (
-    1 << 22
-)  # elements: 2 MB at 4 bits, so that a slow link is busy and a fast one does not wait for the first piece
+PIECE = 1 << 22  # elements: 2 MB at 4 bits: a slow link is busy, and a fast one does not wait for the first piece
 Codecs = tuple[Codec, Codec]
 Key = tuple[int | str, ...]
 all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # renamed in torch 2.13
 
 
 class GroupError(RuntimeError):
-    """A collective failed. ``ranks``: those that are missing or disagree, as far as is known; the message says why."""
+    """A collective failed. ``ranks``: those that are missing or disagree, as far as is known; the message says why.
+
+    DDP hands on what its hook raises as a RuntimeError with the same text.
+    """
 
     def __init__(self, message: str, ranks: Sequence[int] = ()) -> None:
         super().__init__(message)
@@ -81,8 +87,10 @@ def view_code(codec: Codec, message: Tensor, blocks: int, numel: int, dtype: tor
 # --- agreement and failure ------------------------------------------------------------------------------------
 
 _agreed: set[tuple[Any, ...]] = set()
-_failures = 0
-_TEXT = 320  # bytes a rank says about what it asks for
+_failures: Counter[str] = Counter()
+_counting = threading.Lock()
+_TEXT = 640  # bytes a rank says about what it asks for
+_LANES, _PIECES = 1 << 20, 16  # first tag of lane 0, above those that users take; tags of a lane
 
 
 def named(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
@@ -93,25 +101,52 @@ def named(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     return world
 
 
-def agree(what: str, device: torch.device, group: dist.ProcessGroup | None) -> None:
+def first_tag(lane: int) -> int:
+    """The first of the tags of a lane."""
+    return _LANES + lane * _PIECES
+
+
+def agree(what: str, device: torch.device, group: dist.ProcessGroup | None, lane: int = 0) -> None:
     """Raises GroupError on every rank, naming those that differ, unless all ranks come with the same text.
 
-    Asked once for a text and group; a rank whose text changes later meets ranks that do not ask.
+    Between hosts it is asked in every call, eight bytes from each rank to each other; on GPUs, where to look at an
+    answer is to wait, once for a text and group.
     """
     chosen = named(group)
-    if (chosen.group_name, what) in _agreed:
+    text = what.encode()
+    if device.type != "cpu":
+        if (chosen.group_name, what) not in _agreed:
+            _compare(_gathered(text[:_TEXT].ljust(_TEXT), device, group), chosen)
+            _agreed.add((chosen.group_name, what))
         return
-    text = what.encode()[:_TEXT]
-    mine = torch.tensor(list(text.ljust(_TEXT)), dtype=torch.uint8, device=device)
-    everyone = torch.empty(dist.get_world_size(group), _TEXT, dtype=torch.uint8, device=device)
-    all_gather(everyone.view(-1), mine, group=group)
-    texts = [bytes(row.tolist()).decode(errors="replace").rstrip() for row in everyone.cpu()]
-    common = max(set(texts), key=texts.count) if len(set(texts)) > 1 else texts[0]
-    odd = [dist.get_global_rank(chosen, r) for r, said in enumerate(texts) if said != common]
+    mine = hashlib.blake2b(text, digest_size=8).digest()
+    if len(set(_swapped(mine, group, first_tag(lane) + _PIECES - 1))) > 1:
+        _compare(_swapped(text[:_TEXT].ljust(_TEXT), group, first_tag(lane) + _PIECES - 2), chosen)
+
+
+def _gathered(mine: bytes, device: torch.device, group: dist.ProcessGroup | None) -> list[bytes]:
+    sent = torch.tensor(list(mine), dtype=torch.uint8, device=device)
+    everyone = torch.empty(dist.get_world_size(group), len(mine), dtype=torch.uint8, device=device)
+    all_gather(everyone.view(-1), sent, group=group)
+    return [bytes(row.tolist()) for row in everyone.cpu()]
+
+
+def _swapped(mine: bytes, group: dist.ProcessGroup | None, tag: int) -> list[bytes]:
+    """What every rank says, in their order; as many bytes from each."""
+    leg = _Leg(dist.get_world_size(group), len(mine), torch.device("cpu"), group, tag)
+    sent = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
+    for rank in leg.turns():
+        leg.send(rank, sent)
+    return [row.numpy().tobytes() for row in leg.wait()]
+
+
+def _compare(said: list[bytes], group: dist.ProcessGroup) -> None:
+    texts = [each.decode(errors="replace").rstrip() for each in said]
+    common = max(texts, key=texts.count)  # the first of the most frequent ones, on every rank
+    odd = [dist.get_global_rank(group, r) for r, text in enumerate(texts) if text != common]
     if odd:
-        said = texts[dist.get_group_rank(chosen, odd[0])]
-        raise GroupError(f"rank {odd[0]} asks for {said}, others for {common}", odd)
-    _agreed.add((chosen.group_name, what))
+        asked = texts[dist.get_group_rank(group, odd[0])]
+        raise GroupError(f"rank {odd[0]} asks for {asked}, others for {common}", odd)
 
 
 @contextmanager
@@ -131,11 +166,12 @@ def explain(error: RuntimeError, group: dist.ProcessGroup | None, grace_s: float
     Every rank comes here when its part has failed, and says so in the store. Those that have said nothing after
     ``grace_s`` seconds are down or cannot be reached.
     """
-    global _failures
-    _failures += 1
     first = str(error).splitlines()[0] if str(error) else type(error).__name__
     ranks, rank = dist.get_process_group_ranks(group), dist.get_rank()
-    prefix, silent = f"tq/failed/{named(group).group_name}/{_failures}", [r for r in ranks if r != rank]
+    name, silent = named(group).group_name, [r for r in ranks if r != rank]
+    with _counting:
+        _failures[name] += 1  # the other ranks of this group have counted as many
+        prefix = f"tq/failed/{name}/{_failures[name]}"
     heard: list[int] = []
 
     def ask() -> None:
@@ -254,7 +290,7 @@ class _Piece:
         """Encodes a chunk for every rank and sends it off."""
         ranks, codec, on = len(self.lengths), self.firsts[self.rank], self.x.device
         sizes = [message_bytes(chosen, self.room) for chosen in (codec, self.second)]
-        self.legs = [_Leg(ranks, size, on, self.group, 2 * self.tag + leg) for leg, size in enumerate(sizes)]
+        self.legs = [_Leg(ranks, size, on, self.group, self.tag + leg) for leg, size in enumerate(sizes)]
         sent = torch.empty(ranks, sizes[0], dtype=torch.uint8, device=on)
         chunks, owed = self.x.split(self.lengths), [torch.empty(0)] * ranks
         errors = [None] * ranks if self.errors[0] is None else self.errors[0].split(self.lengths)
@@ -305,34 +341,73 @@ class _Piece:
 
 
 def mean_over(
-    tensors: Sequence[tuple[Tensor, Key]], codecs: Codecs, group: dist.ProcessGroup | None = None, piece: int = PIECE
-) -> None:
+    tensors: Sequence[tuple[Tensor, Key]], codecs: Codecs, group: dist.ProcessGroup | None = None, piece: int = PIECE,
+    lane: int = 0,
+) -> None:  # fmt: skip
     """Every flat tensor (fp32, bf16, fp16), given with the key of its seeds, becomes the mean over the ranks, in place.
 
-    codecs: of the two legs. Raises, on every rank, FloatingPointError that names the ranks whose tensor is not finite,
-    if the first codec has nonfinite="raise"; and GroupError if the ranks differ in what they ask for, or one is gone.
+    codecs: of the two legs; lane: whose tags the messages carry. Raises, on every rank, FloatingPointError that names
+    the ranks whose tensor is not finite, if the first codec has nonfinite="raise"; and GroupError if the ranks differ
+    in what they ask for, or one is gone.
     """
     first, second = (dataclasses.replace(codec, nonfinite="propagate") for codec in codecs)
     step = max(1, piece // first.block) * first.block
     parts = [(x[start : start + step], key) for x, key in tensors for start in range(0, x.numel(), step)]
-    # of four tags in turn, as three pieces travel at a time
-    pieces = [_Piece(x, (first, second), key, group, (None, None), number % 4) for number, (x, key) in enumerate(parts)]
+    tags = [first_tag(lane) + 2 * turn for turn in range(4)]  # in turn, as three pieces travel at a time
+    pieces = [
+        _Piece(x, (first, second), key, group, (None, None), tags[number % 4]) for number, (x, key) in enumerate(parts)
+    ]
     with guarded(group):
-        what = ", ".join(f"{x.numel()} x {x.dtype}" for x, _ in tensors[:8]).replace("torch.", "")
-        agree(f"{codecs[0]} for {what}", tensors[0][0].device, group)
+        agree(_wanted(tensors, codecs), tensors[0][0].device if tensors else torch.device("cpu"), group, lane)
         culprits = _through(pieces, codecs[0].nonfinite == "raise")
     complain(culprits)
 
 
+def _wanted(tensors: Sequence[tuple[Tensor, Key]], codecs: Codecs) -> str:
+    sizes = ", ".join(f"{x.numel()} x {x.dtype}" for x, _ in tensors).replace("torch.", "") or "nothing"
+    keys = ", ".join("/".join(map(str, key)) for _, key in tensors)
+    both = f"{codecs[0]}" if codecs[0] == codecs[1] else f"{codecs[0]} and {codecs[1]}"
+    return f"{both} for {sizes[:200]}, step {keys[:80]} ({hashlib.blake2b((keys + sizes).encode()).hexdigest()[:8]})"
+
+
+def exact_mean_over(x: Tensor, group: dist.ProcessGroup | None = None, lane: int = 0) -> None:
+    """A flat fp32 tensor becomes the mean over the ranks, summed in their order, with messages of a lane's tags."""
+    ranks, rank = dist.get_world_size(group), dist.get_rank(group)
+    lengths = [chunk_numel(x.numel(), 1, r, ranks) for r in range(ranks)]
+    with guarded(group):
+        agree(f"a mean of {x.numel()} in fp32", x.device, group, lane)
+        room = 4 * lengths[0]
+        legs = [_Leg(ranks, room, x.device, group, first_tag(lane) + leg) for leg in range(2)]
+        for r, chunk in zip(legs[0].turns(), [x.split(lengths)[r] for r in legs[0].turns()], strict=True):
+            message = torch.zeros(room, dtype=torch.uint8)
+            message[: 4 * lengths[r]] = chunk.view(torch.uint8)
+            legs[0].send(r, message)
+        parts = legs[0].wait().view(torch.float32)[:, : lengths[rank]]
+        mean = torch.zeros(lengths[0])
+        for part in parts:
+            mean[: lengths[rank]] += part
+        mean.div_(ranks)
+        for r in legs[1].turns():
+            legs[1].send(r, mean.view(torch.uint8))
+        for chunk, message in zip(x.split(lengths), legs[1].wait().view(torch.float32), strict=True):
+            chunk.copy_(message[: chunk.numel()])
+
+
 def owing_mean_over(
-    x: Tensor, codecs: Codecs, key: Key, errors: tuple[Tensor, Tensor], group: dist.ProcessGroup | None = None
-) -> tuple[Tensor, Tensor]:
+    x: Tensor, codecs: Codecs, key: Key, errors: tuple[Tensor, Tensor], group: dist.ProcessGroup | None = None,
+    lane: int = 0,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """``mean_over`` of one tensor with error feedback: returns what the two legs owe now (the second: of this rank's
     chunk of the whole tensor, so it travels in one piece)."""
     first, second = (dataclasses.replace(codec, nonfinite="propagate") for codec in codecs)
-    piece = _Piece(x, (first, second), key, group, errors)
+    own = chunk_numel(x.numel(), first.block, dist.get_rank(group), dist.get_world_size(group))
+    if (errors[0].numel(), errors[1].numel()) != (x.numel(), own):
+        raise ValueError(
+            f"errors must have {x.numel()} and {own} elements, got {errors[0].numel()} and {errors[1].numel()}"
+        )
+    piece = _Piece(x, (first, second), key, group, errors, first_tag(lane))
     with guarded(group):
-        agree(f"{codecs[0]} for {x.numel()} with feedback", x.device, group)
+        agree(f"{_wanted([(x, key)], codecs)} with feedback", x.device, group, lane)
         culprits = _through([piece], codecs[0].nonfinite == "raise")
     complain(culprits)
     assert piece.errors[0] is not None and piece.errors[1] is not None

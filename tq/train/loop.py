@@ -13,6 +13,7 @@ import operator
 import os
 import pickle
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -187,11 +188,16 @@ class Trainer:
         """Adds the gradient of the mean loss, times the loss scale, to the parameters'; returns that loss."""
         parts = self.config.accumulate
         total = torch.zeros((), device=self.device)
-        for share, wanted in zip(ids.chunk(parts), targets.chunk(parts), strict=True):
-            loss = self._loss_of(forward, share, wanted) / parts
-            self.scaler.scale(loss).backward()
+        for number, (share, wanted) in enumerate(zip(ids.chunk(parts), targets.chunk(parts), strict=True), 1):
+            with self._micro(number == parts):
+                loss = self._loss_of(forward, share, wanted) / parts
+                self.scaler.scale(loss).backward()
             total += loss.detach()
         return total.item()
+
+    def _micro(self, last: bool) -> AbstractContextManager[Any]:
+        """Around a micro-batch, for trainers that exchange gradients after the last one only."""
+        return nullcontext()
 
     def _finite_norm(self, model: nn.Module, loss: float) -> bool:
         """Clips; False where a float16 gradient overflowed. Anything else that is not finite raises."""

@@ -5,14 +5,16 @@ Every rank runs the same code and takes its share of each batch, the one that a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -21,6 +23,7 @@ from tq.quant.codec import Codec
 from tq.train.collectives import HookState, ReduceScatter, ddp_hook
 from tq.train.corpus import Corpus
 from tq.train.diloco import DiLoCo
+from tq.train.exchange import agree
 from tq.train.gpt import GPT
 from tq.train.loop import TrainConfig, Trainer
 
@@ -58,6 +61,9 @@ class ParallelTrainer(Trainer):
             raise ValueError(f"how must be one of {', '.join(HOWS)}, got {how!r}")
         if config.batch % (self.ranks * config.accumulate):
             raise ValueError(f"{self.ranks} ranks times accumulate={config.accumulate} must divide {config.batch}")
+        sharded = how == "fsdp" or (how == "diloco" and inside == "fsdp")
+        if sharded and config.autocast == torch.float16:
+            raise ValueError("config.autocast must be torch.bfloat16 or None with FSDP2: its ranks would scale apart")
         if inside not in HOWS[:2]:
             raise ValueError(f"inside must be one of {', '.join(HOWS[:2])}, got {inside!r}")
         model = model.to(device)
@@ -118,9 +124,21 @@ class ParallelTrainer(Trainer):
         limit = float("inf") if self.config.grad_clip is None else self.config.grad_clip
         norm = nn.utils.clip_grad_norm_(model.parameters(), limit)
         value = (norm.full_tensor() if isinstance(norm, DTensor) else norm).item()
-        if not (torch.isfinite(torch.tensor([value, loss])).all()):
-            raise FloatingPointError(f"step {self.steps_done}: loss {loss}, gradient norm {value}")
-        return True
+        if math.isfinite(loss) and (math.isfinite(value) or self.scaler.is_enabled()):
+            return math.isfinite(value)
+        raise FloatingPointError(f"step {self.steps_done}: loss {loss}, gradient norm {value}")
+
+    @contextmanager
+    def _micro(self, last: bool) -> Iterator[None]:
+        """Only the last micro-batch of a step is followed by an exchange."""
+        if isinstance(self.model, FSDPModule):
+            self.model.set_requires_gradient_sync(last)
+            yield
+        elif isinstance(self.forward, DistributedDataParallel) and not last:
+            with self.forward.no_sync():
+                yield
+        else:
+            yield
 
     def step(self) -> float:
         """One update of this rank; all ranks must take it."""
@@ -142,12 +160,16 @@ class ParallelTrainer(Trainer):
         return {**super().state_dict(), "exchange": None if self.exchange is None else self.exchange.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """As of one trainer; the state must be of this rank, of as many ranks, trained in this way."""
+        """As of one trainer; the state must be of this rank, of as many ranks, trained in this way.
+
+        Called by all ranks together; GroupError where they would go on from different steps.
+        """
         if "exchange" not in state:
             raise ValueError("a state of one trainer, not of a rank: it has no 'exchange'")
         super().load_state_dict(state)
         if self.exchange is not None:
             self.exchange.load_state_dict(state["exchange"])
+        agree(f"to go on after step {self.steps_done}", self.device, None)
 
     def _run(self) -> dict[str, Any]:
         return {**super()._run(), "how": self.how, "codec": self.codec, "ranks": self.ranks, "rank": self.rank}

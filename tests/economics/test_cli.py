@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +48,55 @@ def test_memory_with_and_without_coding(capsys: pytest.CaptureFixture[str]) -> N
     assert coded["largest_micro_batch"] > plain["largest_micro_batch"] >= 1
     small = ask(capsys, "memory", *shape[:2])
     assert small["without_compression"]["largest_micro_batch"] == 0
+
+
+def test_memory_is_that_of_the_software(capsys: pytest.CaptureFixture[str]) -> None:
+    shape = ["memory", "--model", "llama2-7b", "--zero", "3", "--dp", "8"]
+    older, newer, torch = (
+        ask(capsys, *shape, "--software", name)["without_compression"]
+        for name in ("megatron-2022", "megatron-core", "fsdp")
+    )
+    assert older["gradients_gib"] == newer["gradients_gib"]
+    none = [*shape, "--recompute", "none", "--software"]
+    scores = [ask(capsys, *none, name)["without_compression"]["activations_gib"] for name in ("megatron-2022", "fsdp")]
+    assert scores[0] > 2 * scores[1]  # a fused attention keeps no scores
+    assert torch["working_gib"] - newer["working_gib"] == pytest.approx(10 * 4096 * 32000 / 2**30)
+    halves = ask(capsys, *shape, "--software", "deepspeed-zero3-2021")["without_compression"]
+    assert halves["gradients_gib"] == pytest.approx(newer["gradients_gib"] / 2)
+
+
+def test_context_and_experts_are_split(capsys: pytest.CaptureFixture[str]) -> None:
+    whole, split = (ask(capsys, "memory", "--model", "llama2-7b", *more) for more in ([], ["--cp", "2"]))
+    kept = [found["without_compression"]["activations_gib"] for found in (whole, split)]
+    assert kept[1] == pytest.approx(kept[0] / 2)
+    moe = ["memory", "--model", "mixtral-8x7b", "--dp", "8", "--zero", "0"]
+    whole, split = (ask(capsys, *moe, "--ep", ep)["without_compression"] for ep in ("1", "8"))
+    assert split["weights_gib"] < whole["weights_gib"] / 4
+    both = ["--cp", "2", "--dp", "8", "--ep", "8", "--tokens", "1e9", "--price", "2", "--samples", "100"]
+    assert ask(capsys, "cost", "--model", "mixtral-8x7b", *both)["gpus"] == 16
+
+
+def test_a_run_that_does_not_fit_is_not_priced_in_silence(capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["cost", "--model", "llama2-70b", "--dp", "8", "--tokens", "1e9", "--price", "2", "--samples", "100"]
+    found = ask(capsys, *small)["without_compression"]
+    assert not found["fits"] and found["memory_gib"] > found["usable_gib"] and found["gpus_needed"] > 8
+    assert main(small) == 0
+    assert f"DOES NOT FIT: {found['memory_gib']:.1f} GiB are needed" in capsys.readouterr().out
+    large = [*small, "--tp", "8", "--pp", "4", "--dp", "2"]
+    found = ask(capsys, *large)["without_compression"]
+    assert found["fits"] and found["gpus_needed"] is None
+    assert main(large) == 0
+    assert "DOES NOT FIT" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [["prices", "--max-age-days", "9999"], ["--help"], ["breakeven", "--json"]])
+def test_a_closed_pipe_is_no_traceback(arguments: list[str]) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "tq.economics", *arguments]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(write)
+    assert done.stderr == "" and done.returncode == 0
 
 
 def test_memory_of_a_shape_of_one_s_own(capsys: pytest.CaptureFixture[str]) -> None:
@@ -91,7 +143,13 @@ def test_pareto_front_has_no_beaten_offer(capsys: pytest.CaptureFixture[str]) ->
 def test_prices_listed_checked_and_taken_in(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     rows = ask(capsys, "prices", "--gpu", "h100-80gb", *DAY)["prices"]
     assert [row["usd_per_gpu_hour"] for row in rows] == sorted(row["usd_per_gpu_hour"] for row in rows)
-    assert ask(capsys, "prices", "--storage")["storage"]
+    every = ask(capsys, "prices", *DAY)["prices"]
+    assert {row["gpu"] for row in every} > {"h100-80gb"} and [r for r in every if r["gpu"] == "h100-80gb"] == rows
+    aws = ask(capsys, "prices", "--provider", "aws", *DAY)["prices"]
+    assert aws == [row for row in every if row["provider"] == "aws"]
+    few = ask(capsys, "prices", *DAY, "--max-age-days", "60")
+    assert 0 < len(few["prices"]) == len(every) - few["stale"] < len(every)
+    assert ask(capsys, "prices", "--storage", *DAY)["storage"]
     book, new, bad = (tmp_path / name for name in ("book.csv", "new.csv", "bad.csv"))
     shutil.copy(tables.folder() / "prices.csv", book)
     text = book.read_text(encoding="utf-8")
@@ -109,6 +167,33 @@ def test_prices_listed_checked_and_taken_in(capsys: pytest.CaptureFixture[str], 
     ("line", "words"),
     [
         ("savings --overlap 2", "overlap must be a number from 0 to 1, got 2"),
+        (
+            "memory --model llama2-7b --reserve-gib nan",
+            "--reserve-gib: a number from 0 to 1e+06 is accepted, got 'nan'",
+        ),
+        ("memory --model llama2-7b --global-batch 0", "--global-batch: a whole number from 1"),
+        (f"memory --model llama2-7b --ffn {10**400}", "--ffn: a whole number from 1 to 1000000000 is accepted, got"),
+        ("memory --model llama2-7b --software nosuch", "--software: invalid choice: 'nosuch'"),
+        ("memory --model llama2-7b --ep 2 --dp 2", "ep needs a model with experts, got ep=2"),
+        ("memory --model llama2-7b --cp 3 --dp 1", "cp must divide seq=4096, got 3"),
+        ("cost --model llama2-7b --tokens 1e9 --price 4 --provider aws", "accepted is one of them, got both"),
+        ("cost --model llama2-7b --tokens 1e9 --provider nosuch --max-age-days 9999", "provider='nosuch'"),
+        ("cost --model llama2-7b --tokens inf --price 4", "--tokens: a number above 0 to 1e+18 is accepted, got 'inf'"),
+        ("cost --model llama2-7b --tokens 1e9 --price 1e308", "--price: a number above 0 to 1e+06"),
+        ("cost --model llama2-7b --tokens 1e9 --price 4 --seed -1", "--seed: a whole number from 0"),
+        ("cost --model llama2-7b --tokens 1e9 --price 4 --samples 10000000000", "--samples: a whole number from 2"),
+        ("cost --model llama2-7b --tokens 1e9 --prices /bin/ls", "/bin/ls is no CSV file in UTF-8"),
+        ("breakeven --link inf --json", "--link: a number above 0 to 1e+06 is accepted, got 'inf'"),
+        ("breakeven --link 0 --json", "--link: a number above 0"),
+        ("breakeven --overhead inf", "--overhead: a number from 1 to 1e+06 is accepted, got 'inf'"),
+        ("breakeven --reference nan", "--reference: a number above 0"),
+        ("pareto --model gpt2-1.5b --tokens 1e9 --batch 0", "--batch: a whole number from 1"),
+        ("pareto --model gpt2-1.5b --tokens 1e9 --provider nosuch", "provider='nosuch'"),
+        ("prices --provider nosuch", "provider='nosuch'"),
+        ("prices --storage --provider nosuch", "provider='nosuch'"),
+        ("prices --as-of 2035-01-01", "stale"),
+        ("prices --storage --as-of 2035-01-01", "stale"),
+        ("prices --max-age-days -1", "--max-age-days: a whole number from 0"),
         ("savings --gpus -1", "gpus must be"),
         ("savings --model gpt-9", "name must be one of"),
         ("savings --link-gbit fast", "invalid float value: 'fast'"),
@@ -120,18 +205,17 @@ def test_prices_listed_checked_and_taken_in(capsys: pytest.CaptureFixture[str], 
         ("memory --model llama2-7b --activation-bits 0", "bits must be"),
         ("memory --model llama2-7b --tp 0", "tp must be an int of at least 1, got 0"),
         ("cost --model llama2-7b", "required: --tokens"),
-        ("cost --model llama2-7b --tokens -1 --price 4", "tokens must be positive"),
-        ("cost --model llama2-7b --tokens 1e9 --price -4", "price must be positive"),
-        ("cost --model llama2-7b --tokens 1e9 --price nan", "finite"),
+        ("cost --model llama2-7b --tokens -1 --price 4", "--tokens: a number above 0"),
+        ("cost --model llama2-7b --tokens 1e9 --price -4", "--price: a number above 0"),
+        ("cost --model llama2-7b --tokens 1e9 --price nan", "--price: a number above 0"),
         ("cost --model llama2-7b --tokens 1e9 --as-of 2035-01-01", "stale"),
         ("cost --model llama2-7b --tokens 1e9 --as-of today", "a day such as"),
         ("cost --model llama2-7b --tokens 1e9 --price 4 --region atlantis", "region='atlantis'"),
-        ("cost --model llama2-7b --tokens 1e9 --price 4 --checkpoint-gb-s 0", "write_bytes_per_s"),
-        ("breakeven --share 1.2", "shares must be between 0 and 1"),
-        ("breakeven --overhead .5", "k must be at least 1"),
-        ("breakeven --link 0", "link_gbit must be positive"),
+        ("cost --model llama2-7b --tokens 1e9 --price 4 --checkpoint-gb-s 0", "--checkpoint-gb-s: a number above 0"),
+        ("breakeven --share 1.2", "--share: a number from 0 to 0.999 is accepted, got '1.2'"),
+        ("breakeven --overhead .5", "--overhead: a number from 1"),
         ("pareto --model megatron-1t --tokens 1e9 --gpus 8 --batch 8 --max-age-days 9999", "no offer fits"),
-        ("pareto --model gpt2-1.5b --tokens -1 --gpus 8", "tokens must be positive"),
+        ("pareto --model gpt2-1.5b --tokens -1 --gpus 8", "--tokens: a number above 0"),
         ("pareto --model gpt2-1.5b --tokens 1e9 --gpus 8 --as-of 2035-01-01", "stale"),
         ("prices --gpu h300", "gpu='h300'"),
         ("prices --gpu h100-80gb --as-of 2035-01-01", "stale"),

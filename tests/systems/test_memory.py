@@ -1,6 +1,7 @@
 """Memory by part: the papers' closed forms, ZeRO, recomputation, compression, and what is refused."""
 
 import dataclasses
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -58,6 +59,38 @@ def test_memory_falls_with_the_stage_of_zero(layout: Layout) -> None:
     assert kept == sorted(kept, reverse=True) and kept[0] > kept[3]
     totals = [each.total for each in stages[:3]]
     assert totals == sorted(totals, reverse=True)
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_sharding_over_one_rank_changes_nothing(recompute: str) -> None:
+    totals = {memory(LLAMA, Layout(tp=8, recompute=recompute, zero=zero)).total for zero in range(4)}
+    assert len(totals) == 1
+
+
+def test_a_loss_that_is_not_fused_holds_its_logits_several_times() -> None:
+    layout = Layout(tp=2, micro_batch=4, global_batch=4)
+    fused, plain = (memory(LLAMA, layout, loss_bytes=width) for width in (4.0, 14.0))
+    assert plain.working - fused.working == pytest.approx(10 * 4 * LLAMA.seq * LLAMA.vocab / 2)
+    assert memory(LLAMA, layout) == fused
+    first = memory(LLAMA, Layout(pp=2, global_batch=2), stage="first", loss_bytes=14.0)
+    assert first == memory(LLAMA, Layout(pp=2, global_batch=2), stage="first")  # the last stage has the loss
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"gradient_bytes": -4.0}, ValueError, "gradient_bytes must be a finite positive number, got -4.0"),
+        ({"gradient_bytes": float("nan")}, ValueError, "gradient_bytes must be a finite positive number, got nan"),
+        ({"gradient_bytes": "4"}, TypeError, "gradient_bytes must be a positive number, got '4'"),
+        ({"loss_bytes": float("inf")}, ValueError, "loss_bytes must be a finite positive number"),
+        ({"flash": "no"}, TypeError, "flash must be True or False, got 'no'"),
+        ({"compression": "x"}, TypeError, "compression must be None or Compression(...), got 'x'"),
+    ],
+)
+def test_arguments_that_make_no_sense(arguments: dict[str, object], error: type[Exception], message: str) -> None:
+    with pytest.raises(error) as caught:
+        memory(GPT, Layout(), **arguments)  # type: ignore[arg-type]
+    assert message in str(caught.value)
 
 
 @given(layouts)
@@ -138,6 +171,29 @@ def test_layouts_that_contradict_themselves(arguments: dict[str, object], messag
     with pytest.raises(ValueError) as caught:
         Layout(**arguments)  # type: ignore[arg-type]
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Layout(zero=1.0), "zero must be 0, 1, 2 or 3, got 1.0"),  # type: ignore[arg-type]
+        (lambda: Bits(4, 128, 4.0), "scale_bytes must be an int"),  # type: ignore[arg-type]
+        (lambda: Compression(feedback="no"), "feedback must be True or False, got 'no'"),  # type: ignore[arg-type]
+        (lambda: Transformer(2, 64, 4, 100, 16, tied="no"), "tied must be True or False, got 'no'"),  # type: ignore[arg-type]
+        (lambda: Transformer(2, 64, 4, 100, 16, gated="yes"), "gated must be True or False, got 'yes'"),  # type: ignore[arg-type]
+        (lambda: memory(None, Layout()), "model must be Transformer(...), got None"),  # type: ignore[arg-type]
+        (lambda: memory(GPT, None), "layout must be Layout(...), got None"),  # type: ignore[arg-type]
+    ],
+)
+def test_records_of_the_wrong_kind(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        make()
+    assert message in str(caught.value)
+
+
+def test_a_count_beyond_reason() -> None:
+    with pytest.raises(ValueError, match="ffn must be at most 1e"):
+        Transformer(2, 64, 4, 100, 16, ffn=10**400)
 
 
 @pytest.mark.parametrize("arguments", [{"bits": 9}, {"bits": 0}, {"block": 0}, {"scale_bytes": 3}])

@@ -1,6 +1,7 @@
 """Time of an iteration: laws that hold whatever the constants are, exact cases, arrays, speed, refused combinations."""
 
 import dataclasses
+import itertools
 import json
 import math
 import time
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tq.systems import Bits, Cluster, Compression, Efficiency, Layout, Prediction, Transformer, predict, tables
+from tq.systems.capacity import gain
 from tq.systems.network import Link, ring_s
 from tq.systems.step import PARTS
 
@@ -30,7 +32,7 @@ def layouts(draw: st.DrawFn) -> Layout:
     )  # fmt: skip
 
 
-software = st.sampled_from(["megatron-2021", "megatron-core", "megascale", "llama3", "deepspeed-zero3-2021"])
+software = st.sampled_from(["megatron-2021", "megatron-core", "megascale", "llama3", "deepspeed-zero3-2021", "fsdp"])
 
 
 def run(layout: Layout, name: str = "megatron-core", compression: Compression | None = None, **rates: float):  # type: ignore[no-untyped-def]
@@ -83,6 +85,54 @@ def test_compression_pays_on_a_slow_link() -> None:
     assert coded.parts["codec"] > 0 and plain.parts["codec"] == 0
 
 
+LLAMA = Transformer.preset("llama2-13b")
+
+
+def sharded(gbit: float, name: str = "fsdp", **changes: object) -> Prediction:
+    layout = dataclasses.replace(Layout(dp=64, micro_batch=2, global_batch=256, zero=3), **changes)
+    cluster = Cluster("a100-80gb", layout.gpus, inter_bytes_per_s=gbit * 1e9 / 8, latency_s=0.0)
+    return predict(LLAMA, layout, cluster, name)
+
+
+@pytest.mark.parametrize("name", ["fsdp", "megatron-core", "megatron-2023", "fsdp-h100-2023"])
+def test_sharded_traffic_is_never_free(name: str) -> None:
+    times = [sharded(gbit, name) for gbit in (800, 400, 200, 100, 50, 25)]
+    for fast, slow in itertools.pairwise(times):
+        assert slow.iteration_s > fast.iteration_s
+        if slow.parts["dp_total"] > 0.2 * slow.iteration_s:
+            assert slow.iteration_s > 1.01 * fast.iteration_s
+
+
+def test_of_sharded_traffic_a_layer_is_exposed_and_what_hides_has_its_price() -> None:
+    constants = Efficiency(gemm=0.7, communication=0.0)
+    layout = Layout(dp=64, micro_batch=2, global_batch=256, zero=3)
+
+    def exposed(gbit: float, communication: float = 0.0) -> tuple[float, float]:
+        cluster = Cluster("a100-80gb", 64, inter_bytes_per_s=gbit * 1e9 / 8, latency_s=0.0)
+        e = dataclasses.replace(constants, communication=communication)
+        parts = predict(LLAMA, layout, cluster, "fsdp", efficiency=e).parts
+        return parts["dp_exposed"], parts["dp_total"]
+
+    hidden, total = exposed(400)
+    assert 0 < hidden == pytest.approx(0.75 * total / (2 * 40), rel=0.01)  # 4 bytes scattered, twice 2 gathered
+    shares = [exposed(400, share)[0] for share in (0.0, 0.5, 1.0, 2.0)]
+    assert shares[1] == pytest.approx((shares[0] + shares[2]) / 2) and shares[2] == pytest.approx(total)
+    assert shares[3] == pytest.approx(2 * total)  # above 1 collectives are slower, and none of it hides
+    open_s, total = exposed(10)
+    computing = sum(
+        predict(LLAMA, layout, Cluster("a100-80gb", 64), "fsdp", efficiency=constants).parts[part]
+        for part in ("gemm", "attention", "elementwise")
+    )
+    assert open_s > total - computing  # the forward pass cannot hide what the backward pass waits for
+
+
+def test_sharding_over_one_rank_gathers_nothing() -> None:
+    small = Transformer.preset("gpt2-124m")
+    times = [predict(small, Layout(global_batch=8, zero=z), Cluster(), "fsdp") for z in range(4)]
+    assert len({float(found.iteration_s) for found in times}) == 1
+    assert len({found.memory_gib for found in times}) == 1
+
+
 def test_one_gpu_has_no_communication() -> None:
     small = Transformer.preset("gpt2-124m")
     found = predict(small, Layout(global_batch=8), Cluster(), "megatron-2022", Compression(gradients=Bits()))
@@ -109,12 +159,12 @@ def test_the_bubble_is_that_of_the_schedule() -> None:
 def test_thin_products_reach_less_of_the_peak() -> None:
     def share(tp: int, micro: int) -> float:
         parts = predict(
-            GPT, Layout(tp, micro_batch=micro, global_batch=8), Cluster("a100-80gb", tp), "megatron-2022",
+            GPT, Layout(tp, micro_batch=micro, global_batch=8), Cluster("a100-80gb", tp, node_gpus=64), "megatron-2022",
             efficiency=IDEAL,
         ).parts  # fmt: skip
         return GPT.model_flops(8) / (parts["gemm"] * tp * 312e12)
 
-    assert share(1, 8) > share(8, 8) > share(8, 1)
+    assert share(1, 8) >= share(8, 1) > share(64, 1)  # a product 96 wide waits for the memory
 
 
 def test_experts_on_other_nodes_pay_the_network() -> None:
@@ -207,5 +257,34 @@ def test_one_evaluation_takes_less_than_two_milliseconds() -> None:
 )
 def test_bad_input_raises_one_clear_message(call, message: str) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(ValueError) as caught:
+        call()
+    assert message in str(caught.value)
+
+
+INF = math.inf
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: predict(None, Layout(), Cluster()), TypeError, "model must be Transformer(...), got None"),
+        (lambda: predict(GPT, None, Cluster()), TypeError, "layout must be Layout(...), got None"),
+        (lambda: predict(GPT, Layout(), None), TypeError, "cluster must be Cluster(...), got None"),
+        (lambda: run(Layout(), compression="x"), TypeError, "compression must be None or Compression(...), got 'x'"),
+        (
+            lambda: predict(GPT, Layout(), Cluster(), efficiency=0.5), TypeError,
+            "efficiency must be None or Efficiency(...), got 0.5",
+        ),
+        (lambda: Efficiency(low=2, high=0.5), ValueError, "low must be at most high, got low=2 and high=0.5"),
+        (lambda: Efficiency(compute=INF), ValueError, "compute must be positive and finite, got inf"),
+        (lambda: Efficiency(communication=INF), ValueError, "communication must be 0 or more and finite, got inf"),
+        (lambda: Cluster(["a"], 8), ValueError, "gpu must be one of v100-32gb"),
+        (lambda: Cluster("a100-80gb", 8, network=["x"]), ValueError, "network must be one of"),
+        (lambda: predict(GPT, Layout(), Cluster(), None), ValueError, "software must be one of"),
+        (lambda: gain(1, INF), ValueError, "ratio must be positive and finite, got inf"),
+    ],
+)  # fmt: skip
+def test_the_wrong_kind_of_argument_is_named(call, error: type[Exception], message: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(error) as caught:
         call()
     assert message in str(caught.value)

@@ -29,14 +29,26 @@ def test_mixtures_are_no_slower_than_published(rows: list[Row]) -> None:
     assert outside and all(row.error < 0 for row in outside)  # a lower bound, as the model of a step says
 
 
-def test_memory_is_within_eight_percent_row_by_row(rows: list[Row]) -> None:
-    errors = [abs(row.error) for row in rows if row.kind == "memory"]
-    assert len(errors) >= 9 and max(errors) <= 0.08
+def test_memory_is_within_eight_percent(rows: list[Row]) -> None:
+    kept = [row for row in rows if row.kind == "memory"]
+    formula, measured = ([row for row in kept if row.same_formula is same] for same in (True, False))
+    assert len(formula) == 11 and max(abs(row.error) for row in formula) <= 0.08
+    assert len(measured) >= 7 and median_error(measured) <= 0.08
+    # what an allocator reserves under tensor parallelism is not counted: those rows are above the prediction
+    assert all(row.error < 0 for row in measured if abs(row.error) > 0.08)
+    assert sum(abs(row.error) <= 0.08 for row in measured) >= 5
+
+
+@pytest.mark.parametrize("software", ["fsdp", "megatron-core"])
+def test_new_generations_keep_the_bars_by_themselves(rows: list[Row], software: str) -> None:
+    kept = [row for row in rows if row.kind == "time" and row.software.startswith(software)]
+    for split, bar in (("fit", 0.05), ("held-out", 0.08)):
+        assert median_error(kept, lambda row, split=split: row.split == split) <= bar
 
 
 def test_intervals_of_held_out_times_hold_about_their_share(rows: list[Row]) -> None:
     kept = [row for row in rows if row.kind == "time" and row.split == "held-out"]
-    assert sum(row.covered for row in kept) / len(kept) >= 0.7
+    assert 0.7 <= sum(row.covered for row in kept) / len(kept) <= 0.9
 
 
 def test_the_unit_of_a_figure_round_trips() -> None:
@@ -56,25 +68,25 @@ def test_shapes_have_the_parameters_that_the_rows_print() -> None:
 
 
 def test_the_split_is_the_one_that_its_rule_gives() -> None:
-    original = [row for row in published() if validation.is_timed(row) and "never fitted" not in row["note"]]
+    timed = [row for row in published() if validation.is_timed(row) and "never fitted" not in row["note"]]
+    first, second = ([row for row in timed if ("second batch" in row["note"]) is later] for later in (False, True))
+    assert len(second) == 63  # a batch is split by itself, so that no row changes sides when another batch comes
     # the two runs of MT-NLG were filed under megatron-2021 when the split was made
     label = {"deepspeed-megatron-2021": "megatron-2021"}
-    named = sorted(original, key=lambda row: label.get(row["software"], row["software"]))
-    for _, group in groupby(named, key=lambda row: label.get(row["software"], row["software"])):
-        ordered = sorted(group, key=lambda row: hashlib.sha256(row["id"].encode()).hexdigest())
-        assert [row["split"] for row in ordered] == ["held-out" if k % 3 == 1 else "fit" for k in range(len(ordered))]
+    for batch in (first, second):
+        named = sorted(batch, key=lambda row: label.get(row["software"], row["software"]))
+        for _, group in groupby(named, key=lambda row: label.get(row["software"], row["software"])):
+            ordered = sorted(group, key=lambda row: hashlib.sha256(row["id"].encode()).hexdigest())
+            sides = ["held-out" if k % 3 == 1 else "fit" for k in range(len(ordered))]
+            assert [row["split"] for row in ordered] == sides
     added = [row for row in published() if "never fitted" in row["note"]]
     assert added and all(row["split"] == ("outside" if row["experts"] else "held-out") for row in added)
 
 
 def test_the_committed_constants_are_what_the_fit_gives() -> None:
     chosen = fit.fit_rows()
-    ends = constants()["interval", "fitted GPUs"]
-    text = fit.as_csv(fit.fit(chosen), (ends["low"], ends["high"]), chosen)
-    committed = (tables.folder() / "efficiency.csv").read_text(encoding="utf-8")
-    ours = [line for line in text.splitlines() if not line.startswith("interval")]
-    theirs = [line for line in committed.splitlines() if not line.startswith("interval")]
-    assert ours == theirs
+    text = fit.as_csv(fit.fit(chosen), fit.intervals(chosen), chosen)
+    assert text == (tables.folder() / "efficiency.csv").read_text(encoding="utf-8")
 
 
 def test_the_fit_reads_no_held_out_row(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,8 +127,16 @@ def test_every_gpu_and_generation_has_constants() -> None:
         for software in generations():
             found = efficiency(gpu, software)
             assert 0 < found.gemm <= 1 and 0 < found.low < 1 < found.high
-    fitted, other = efficiency("h100-80gb", "megatron-core"), efficiency("mi300x-192gb", "megatron-core")
-    assert other.high > fitted.high
+
+
+def test_a_pair_that_was_not_fitted_together_is_known_less_well() -> None:
+    fitted, pair, other = (efficiency(gpu, "megatron-core") for gpu in ("h100-80gb", "a100-80gb", "mi300x-192gb"))
+    assert fitted.high < pair.high <= other.high and fitted.low > pair.low >= other.low
+    same_chip = efficiency("a100-40gb", "megatron-core")
+    assert (same_chip.gemm, same_chip.compute, same_chip.high) == (pair.gemm, pair.compute, pair.high)
+    # nothing that a generation gains on one GPU type is carried over to another
+    assert efficiency("h100-80gb", "megascale").compute > efficiency("a100-80gb", "megascale").compute
+    assert efficiency("a100-80gb", "fsdp-h100-2023").compute == constants()["software", "fsdp-h100-2023"]["compute"]
 
 
 def test_whole_run_intervals_cover_their_share() -> None:

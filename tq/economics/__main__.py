@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import date
 from pathlib import Path
 from typing import NoReturn
@@ -51,11 +52,48 @@ def _day(text: str) -> date:
         raise argparse.ArgumentTypeError(f"a day such as 2026-11-09 is accepted, got {text!r}") from None
 
 
+def _number(low: float, high: float, *, open_low: bool = False) -> Callable[[str], float]:
+    """Converter of a finite number within [low, high], or (low, high] with open_low."""
+
+    def convert(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = float("nan")
+        if not (low < value if open_low else low <= value) or not value <= high:
+            above = f"above {low:g}" if open_low else f"from {low:g}"
+            raise argparse.ArgumentTypeError(f"a number {above} to {high:g} is accepted, got {text!r}")
+        return value
+
+    return convert
+
+
+def _count(low: int, high: int) -> Callable[[str], int]:
+    """Converter of a whole number within [low, high]."""
+
+    def convert(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = low - 1
+        if not low <= value <= high:
+            shown = text if len(text) <= 40 else f"{text[:40]}..."
+            raise argparse.ArgumentTypeError(f"a whole number from {low} to {high} is accepted, got {shown!r}")
+        return value
+
+    return convert
+
+
+# finite, and so far beyond any run that products of them stay finite
+RATE, MONEY, TOKENS = (_number(0, most, open_low=True) for most in (1e6, 1e6, 1e18))
+SIZE = _count(1, 10**9)
+
+
 def _shape_options(command: argparse.ArgumentParser) -> None:
     group = command.add_argument_group("model", "a published shape, or one of your own")
     group.add_argument("--model", metavar="NAME", help=f"one of {', '.join(PRESETS)}")
     for name in ("layers", "hidden", "heads", "vocab", "seq", "kv-heads", "ffn"):
-        group.add_argument(f"--{name}", type=int, metavar="N", help="also replaces that of --model")
+        group.add_argument(f"--{name}", type=SIZE, metavar="N", help="also replaces that of --model")
     group.add_argument("--gated", action="store_true", default=None, help="gated MLP (SwiGLU), Llama style")
 
 
@@ -63,11 +101,12 @@ def _layout_options(command: argparse.ArgumentParser) -> None:
     group = command.add_argument_group("layout")
     for name, default, what in (
         ("tp", 1, "tensor-parallel GPUs"), ("pp", 1, "pipeline stages"), ("dp", 1, "data-parallel replicas"),
+        ("cp", 1, "context-parallel GPUs"), ("ep", 1, "expert-parallel GPUs, out of dp * cp"),
         ("micro-batch", 1, "sequences a micro-batch"), ("interleave", 1, "model chunks a stage"),
         ("zero", 1, "ZeRO stage, 0 to 3"),
     ):  # fmt: skip
         group.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"{what}; default: {default}")
-    group.add_argument("--global-batch", type=int, metavar="N", help="sequences a step; default: 8 micro-batches each")
+    group.add_argument("--global-batch", type=SIZE, metavar="N", help="sequences a step; default: 8 micro-batches each")
     group.add_argument("--recompute", choices=("none", "selective", "full"), default="selective")
     group.add_argument("--no-sequence-parallel", action="store_true", help="default: with it where --tp is above 1")
     group.add_argument("--software", choices=generations(), default="megatron-core", help="default: megatron-core")
@@ -80,7 +119,11 @@ def _price_options(command: argparse.ArgumentParser) -> None:
     group.add_argument("--kind", choices=prices.KINDS, default="on-demand", help="default: on-demand")
     group.add_argument("--as-of", type=_day, metavar="DAY", help="prices known on this day; default: today")
     group.add_argument(
-        "--max-age-days", type=int, default=prices.MAX_AGE_DAYS, metavar="N", help=f"default: {prices.MAX_AGE_DAYS}"
+        "--max-age-days",
+        type=_count(0, 10**6),
+        default=prices.MAX_AGE_DAYS,
+        metavar="N",
+        help=f"default: {prices.MAX_AGE_DAYS}",
     )
 
 
@@ -109,7 +152,7 @@ def parser() -> Parser:
     _shape_options(hold)
     _layout_options(hold)
     hold.add_argument("--gpu", default="h100-80gb", help="default: h100-80gb")
-    hold.add_argument("--reserve-gib", type=float, default=6.0, metavar="X", help="kept free; default: 6")
+    hold.add_argument("--reserve-gib", type=_number(0, 1e6), default=6.0, metavar="X", help="kept free; default: 6")
     hold.add_argument("--activation-bits", type=int, metavar="N", help="also with activations in so many bits")
     hold.add_argument("--state-bits", type=int, metavar="N", help="also with both moments in so many bits")
 
@@ -123,24 +166,26 @@ def parser() -> Parser:
         metavar="TIER",
         help=f"one of {', '.join(hardware.tiers())}; default: what --provider states, else the GPU's own",
     )
-    cost.add_argument("--tokens", type=float, required=True, metavar="X")
-    cost.add_argument("--price", type=float, metavar="USD", help="an hour and GPU, in place of --prices")
+    cost.add_argument("--tokens", type=TOKENS, required=True, metavar="X")
+    cost.add_argument("--price", type=MONEY, metavar="USD", help="an hour and GPU, in place of --prices")
     cost.add_argument("--gradient-bits", type=int, metavar="N", help="also with gradients in so many bits")
     cost.add_argument("--region", default="us", help=f"one of {', '.join(energy.regions())}; default: us")
-    cost.add_argument("--checkpoint-gb-s", type=float, metavar="X", help="count failures, at this speed of checkpoints")
-    cost.add_argument("--samples", type=int, default=10_000, metavar="N", help="of the Monte-Carlo; default: 10000")
-    cost.add_argument("--seed", type=int, default=0, metavar="N")
+    cost.add_argument("--checkpoint-gb-s", type=RATE, metavar="X", help="count failures, at this speed of checkpoints")
+    cost.add_argument(
+        "--samples", type=_count(2, 1_000_000), default=10_000, metavar="N", help="of the Monte-Carlo; default: 10000"
+    )
+    cost.add_argument("--seed", type=_count(0, 2**32), default=0, metavar="N")
 
     even = commands.add_parser("breakeven", parents=[every], help="savings over share, link and overhead")
     shares = [0.04, 0.1, 0.2, 0.3, 0.55]
     what = "exposed data-parallel communication over the step, with bf16 on the reference link"
-    even.add_argument("--share", type=float, nargs="+", default=shares, metavar="F", help=what)
-    even.add_argument("--link", type=float, nargs="+", default=[400.0, 100.0, 25.0], metavar="GBIT")
-    even.add_argument("--overhead", type=float, nargs="+", default=[1.0, 1.05, 1.2, 2.0], metavar="K")
-    even.add_argument("--reference", type=float, default=400.0, metavar="GBIT", help="default: 400")
+    even.add_argument("--share", type=_number(0, 0.999), nargs="+", default=shares, metavar="F", help=what)
+    even.add_argument("--link", type=RATE, nargs="+", default=[400.0, 100.0, 25.0], metavar="GBIT")
+    even.add_argument("--overhead", type=_number(1, 1e6), nargs="+", default=[1.0, 1.05, 1.2, 2.0], metavar="K")
+    even.add_argument("--reference", type=RATE, default=400.0, metavar="GBIT", help="default: 400")
     even.add_argument("--baseline", choices=("bf16", "fp32"), default="bf16", help="default: bf16")
-    even.add_argument("--bits", type=int, default=4, metavar="N", help="default: 4")
-    even.add_argument("--block", type=int, default=128, metavar="N", help="default: 128")
+    even.add_argument("--bits", type=_count(1, 32), default=4, metavar="N", help="default: 4")
+    even.add_argument("--block", type=SIZE, default=128, metavar="N", help="default: 128")
 
     best = commands.add_parser(
         "pareto", parents=[every], help="offers that nobody beats in time and money",
@@ -148,11 +193,11 @@ def parser() -> Parser:
     )  # fmt: skip
     _shape_options(best)
     _price_options(best)
-    best.add_argument("--tokens", type=float, required=True, metavar="X")
-    best.add_argument("--batch", type=int, default=1024, metavar="N", help="sequences a step; default: 1024")
+    best.add_argument("--tokens", type=TOKENS, required=True, metavar="X")
+    best.add_argument("--batch", type=SIZE, default=1024, metavar="N", help="sequences a step; default: 1024")
     best.add_argument("--software", choices=generations(), default="megatron-core", help="default: megatron-core")
     sizes, what = [64, 128, 256, 512], "sizes of the cluster; default: 64 128 256 512"
-    best.add_argument("--gpus", type=int, nargs="+", default=sizes, metavar="N", help=what)
+    best.add_argument("--gpus", type=_count(1, 10**6), nargs="+", default=sizes, metavar="N", help=what)
     what = "only offers whose source states their network; default: else the GPU's usual port is assumed"
     best.add_argument("--stated-network", action="store_true", help=what)
     best.add_argument("--all", action="store_true", help="also the offers that are beaten")
@@ -179,5 +224,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if answer.get("problems") else 0
 
 
+def run() -> int:
+    """`main` for a process of its own, whose output may be read by a program that closes the pipe early."""
+    code: object = 0
+    try:
+        try:
+            code = main()
+        except SystemExit as stop:  # of --help and of errors
+            code = stop.code
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left is flushed at exit
+    return code if isinstance(code, int) else 0
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run())

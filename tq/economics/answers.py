@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import datetime
 from collections.abc import Callable
 from typing import Any
 
 from tq.economics import breakeven, calculator, pareto, prices, training_cost
 from tq.economics.intervals import Interval
-from tq.systems import Bits, Cluster, Compression, Layout, Transformer, best, hardware, memory
-from tq.systems.checks import positive
+from tq.systems import Bits, Cluster, Compression, Layout, Transformer, best, hardware, layouts, memory
+from tq.systems.efficiency import software_facts
+from tq.systems.memory import Memory
+from tq.systems.parallel import USABLE
 
 GIB = 2.0**30
 Answer = tuple[dict[str, Any], list[str]]  # what JSON shows, and the lines of the text
@@ -33,10 +36,12 @@ def _shape(given: argparse.Namespace) -> Transformer:
 def _layout(given: argparse.Namespace, dp: int | None = None, micro_batch: int | None = None) -> Layout:
     dp = given.dp if dp is None else dp
     each = given.micro_batch if micro_batch is None else micro_batch
-    batch = given.global_batch if given.global_batch and micro_batch is None else max(8, given.pp) * each * dp
+    asked = given.global_batch is not None and micro_batch is None
+    batch = given.global_batch if asked else max(8, given.pp) * each * dp
     return Layout(
         tp=given.tp, pp=given.pp, dp=dp, micro_batch=each, global_batch=batch, recompute=given.recompute,
         sequence_parallel=given.tp > 1 and not given.no_sequence_parallel, interleave=given.interleave, zero=given.zero,
+        cp=given.cp, ep=given.ep,
     )  # fmt: skip
 
 
@@ -92,7 +97,7 @@ def savings(given: argparse.Namespace) -> Answer:
 def memory_by_part(given: argparse.Namespace) -> Answer:
     shape, layout, gpu = _shape(given), _layout(given), hardware.gpu(given.gpu)
     room = gpu.memory_bytes - given.reserve_gib * GIB
-    if given.reserve_gib < 0 or room <= 0:
+    if room <= 0:
         raise ValueError(
             f"--reserve-gib must be from 0 to less than {gpu.memory_bytes / GIB:g}, got {given.reserve_gib:g}"
         )
@@ -103,10 +108,17 @@ def memory_by_part(given: argparse.Namespace) -> Answer:
     cases: dict[str, Compression | None] = {"without compression": None}
     if coded.activations or coded.states:
         cases["with compression"] = coded
+    facts = software_facts(given.software)
+
+    def holds(layout: Layout, compression: Compression | None) -> Memory:
+        return memory(
+            shape, layout, compression=compression, flash=facts.flash, gradient_bytes=facts.gradient_bytes,
+            loss_bytes=facts.loss_bytes,
+        )  # fmt: skip
 
     def largest(compression: Compression | None) -> int:
         def fits(batch: int) -> bool:
-            return memory(shape, _layout(given, micro_batch=batch), compression=compression).total <= room
+            return holds(_layout(given, micro_batch=batch), compression).total <= room
 
         low, high = 0, 1
         while fits(high):
@@ -117,22 +129,57 @@ def memory_by_part(given: argparse.Namespace) -> Answer:
         return low
 
     parts = ("weights", "gradients", "states", "activations", "working", "total")
-    found: dict[str, Any] = {"gpu": given.gpu, "gpu_gib": gpu.memory_bytes / GIB, "parameters": shape.parameters}
-    lines = [f"{shape.parameters / 1e9:.2f}B parameters on {given.gpu} with {gpu.memory_bytes / GIB:.4g} GiB"]
+    found: dict[str, Any] = {
+        "gpu": given.gpu, "gpu_gib": gpu.memory_bytes / GIB, "parameters": shape.parameters,
+        "software": given.software,
+    }  # fmt: skip
+    lines = [
+        f"{shape.parameters / 1e9:.2f}B parameters on {given.gpu} with {gpu.memory_bytes / GIB:.4g} GiB, "
+        f"{given.software}"
+    ]
     for name, compression in cases.items():
-        held = memory(shape, layout, compression=compression)
+        held = holds(layout, compression)
         row = {f"{part}_gib": float(getattr(held, part)) / GIB for part in parts}
         row["largest_micro_batch"] = largest(compression)
         found[name.replace(" ", "_")] = row
         lines.append(f"{name}: " + ", ".join(f"{part} {row[f'{part}_gib']:.2f}" for part in parts) + " GiB")
-        fits = "fits" if held.total <= room else "does not fit"
+        row["fits"] = held.total <= room
+        fits = "fits" if row["fits"] else "does not fit"
         lines.append(f"  {fits}; largest micro-batch: {row['largest_micro_batch']} sequences")
     return found, lines
+
+
+def _gpus_needed(shape: Transformer, gpu: str, gpus: int, batch: int, software: str) -> int | None:
+    """The least doubling of gpus on which some layout fits; None: none up to 64 times as many."""
+    for doublings in range(7):
+        count = gpus << doublings
+        if next(layouts(shape, Cluster(gpu, count), batch, software=software), None) is not None:
+            return count
+    return None
+
+
+def _fit(given: argparse.Namespace, shape: Transformer, layout: Layout, need_gib: float) -> tuple[dict[str, Any], str]:
+    """Whether a predicted run fits its GPUs, for JSON and in words ("" where it does)."""
+    gpu_gib = hardware.gpu(given.gpu).memory_bytes / GIB
+    found: dict[str, Any] = {"fits": need_gib <= USABLE * gpu_gib, "usable_gib": USABLE * gpu_gib, "gpus_needed": None}
+    if found["fits"]:
+        return found, ""
+    needed = _gpus_needed(shape, given.gpu, layout.gpus, layout.global_batch, given.software)
+    found["gpus_needed"] = needed
+    text = f"DOES NOT FIT: {need_gib:.1f} GiB are needed, {USABLE * gpu_gib:.1f} of {gpu_gib:.4g} can be used; "
+    if needed is None:
+        return found, text + f"nor does a batch of {layout.global_batch} on 64 times as many GPUs"
+    others = (
+        f"another layout of the {needed} GPUs fits" if needed == layout.gpus else f"{needed} GPUs have one that fits"
+    )
+    return found, text + others
 
 
 def cost(given: argparse.Namespace) -> Answer:
     shape, layout, gbit = _shape(given), _layout(given), None
     if given.price is not None:
+        if given.provider is not None:
+            raise ValueError("--price is in place of --provider: accepted is one of them, got both")
         price = training_cost.as_interval("price", given.price)
     else:
         found_prices = _offers(given, given.gpu)
@@ -160,11 +207,14 @@ def cost(given: argparse.Namespace) -> Answer:
         row: dict[str, Any] = {each: dataclasses.asdict(getattr(run, each)) for each in intervals}
         row["waste"] = dataclasses.asdict(run.waste) if run.waste else None
         row["memory_gib"] = float(run.prediction.memory_gib)
+        fit, warning = _fit(given, shape, layout, row["memory_gib"])
+        row |= fit
         row["tornado_usd"] = [dataclasses.asdict(bar) for bar in run.tornado]
         found[name.replace(" ", "_")] = row
         days = run.hours * (1 / 24)
         lines += [
             f"{name}:",
+            *([f"  {warning}"] if warning else []),
             f"  iteration    {_range(run.iteration_s, '.3f', ' s')}, {row['memory_gib']:.1f} GiB a GPU",
             f"  wall time    {_range(days, ',.1f', ' days')}, {_range(run.gpu_hours)} GPU-hours",
             f"  cost         ${_range(run.usd)}",
@@ -219,7 +269,9 @@ def breakeven_table(given: argparse.Namespace) -> Answer:
 
 def pareto_front(given: argparse.Namespace) -> Answer:
     shape, book = _shape(given), prices.load(given.prices)
-    positive("tokens", given.tokens)
+    providers = sorted({price.provider for price in book.prices})
+    if given.provider not in (None, *providers):
+        raise ValueError(f"provider={given.provider!r}: accepted are {', '.join(providers)}")
     offers: list[dict[str, Any]] = []
     skipped: list[str] = []
     for gpu in book.gpus:
@@ -260,6 +312,42 @@ def pareto_front(given: argparse.Namespace) -> Answer:
     return {"offers": shown, "left_out": skipped}, lines
 
 
+def _every_price(given: argparse.Namespace, book: prices.PriceBook) -> tuple[list[prices.Price], int]:
+    """The newest prices of every GPU that are fresh, and how many are not."""
+    found: list[prices.Price] = []
+    errors: list[ValueError] = []
+    stale = 0
+    for gpu in book.gpus:
+        options = {"as_of": given.as_of, "max_age_days": given.max_age_days}
+        try:
+            found += (fresh := book.find(gpu, given.kind, given.provider, **options))
+        except prices.StalePrices as error:
+            fresh = []
+            errors.insert(0, error)
+        except ValueError as error:  # no such price of this GPU, or an unknown provider
+            errors.append(error)
+            continue
+        known = [p for p in book.latest(given.as_of) if p.gpu == gpu and p.kind == given.kind]
+        stale += sum(given.provider in (None, p.provider) for p in known) - len(fresh)
+    if not found:
+        raise errors[0]
+    return found, stale
+
+
+def _storage(given: argparse.Namespace) -> list[prices.StoragePrice]:
+    """Fresh prices of storage, of one provider where one is named."""
+    known, today = prices.storage(), given.as_of or datetime.date.today()
+    providers = sorted({price.provider for price in known})
+    if given.provider not in (None, *providers):
+        raise ValueError(f"provider={given.provider!r}: accepted are {', '.join(providers)}")
+    found = [price for price in known if price.date <= today and given.provider in (None, price.provider)]
+    fresh = [price for price in found if (today - price.date).days <= given.max_age_days]
+    if not fresh:
+        what = "are stale: none is within --max-age-days" if found else "are unknown: none is dated on or before it"
+        raise prices.StalePrices(f"prices of storage on {today} {what}")
+    return fresh
+
+
 def price_list(given: argparse.Namespace) -> Answer:
     if given.check is not None:
         problems = prices.check(given.check)
@@ -271,20 +359,21 @@ def price_list(given: argparse.Namespace) -> Answer:
         return {"added": added}, [f"{added} new prices"]
     rows: list[dict[str, Any]]
     if given.storage:
-        rows = [dataclasses.asdict(price) | {"date": price.date.isoformat()} for price in prices.storage()]
+        rows = [dataclasses.asdict(price) | {"date": price.date.isoformat()} for price in _storage(given)]
         lines = [
             f"${r['usd_per_gb_month']:.4f} a GB and month  {r['provider']}, {r['kind']} ({r['date']})" for r in rows
         ]
         return {"storage": rows}, lines
-    book = prices.load(given.prices)
+    book, stale = prices.load(given.prices), 0
     if given.gpu is not None:
         found = book.find(given.gpu, given.kind, given.provider, as_of=given.as_of, max_age_days=given.max_age_days)
     else:
-        found = sorted(book.latest(given.as_of), key=lambda p: (p.gpu, p.kind, p.usd_per_gpu_hour))
-        found = [p for p in found if p.kind == given.kind and given.provider in (None, p.provider)]
+        found, stale = _every_price(given, book)
     rows = [dataclasses.asdict(price) | {"date": price.date.isoformat()} for price in found]
     lines = [f"{r['gpu']:<11} ${r['usd_per_gpu_hour']:7.3f}  {r['provider']}, {r['kind']}, {r['date']}" for r in rows]
-    return {"newest": book.newest.isoformat(), "prices": rows}, lines or ["no such price"]
+    if stale:
+        lines.append(f"left out: {stale} prices older than {given.max_age_days} days (--max-age-days)")
+    return {"newest": book.newest.isoformat(), "prices": rows, "stale": stale}, lines
 
 
 COMMANDS: dict[str, Callable[[argparse.Namespace], Answer]] = {

@@ -117,7 +117,7 @@ def run_cost(
 
     ValueError: what does not go together, an unknown GPU, software or region, a price or tokens not positive.
     """
-    positive("tokens", tokens)
+    positive("tokens", tokens, finite=True)
     positive("checkpoints_kept", checkpoints_kept, zero=True)
     positive("usd_per_gb_month", usd_per_gb_month, zero=True)
     price = as_interval("usd_per_gpu_hour", usd_per_gpu_hour)

@@ -18,10 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tq.economics.intervals import Interval
+from tq.systems.checks import positive_int
 
 Array = NDArray[np.float64]
 Function = Callable[..., Any]  # of keyword arguments, each an array [n] or a number; returns [n]
 
+MAX_SAMPLES = 10_000_000  # more do not fit the memory of a usual machine
 SHAPES = ("triangular", "uniform", "halves", "loguniform", "quantiles")
 
 
@@ -82,13 +84,14 @@ Inputs = Mapping[str, Uncertain]
 def _check(inputs: Inputs, samples: int) -> None:
     if not inputs:
         raise ValueError("inputs must name at least one uncertain input")
-    if isinstance(samples, bool) or not isinstance(samples, int) or samples < 2:
-        raise ValueError(f"samples must be an int of at least 2, got {samples!r}")
+    if isinstance(samples, bool) or not isinstance(samples, int) or not 2 <= samples <= MAX_SAMPLES:
+        raise ValueError(f"samples must be an int of at least 2 and at most {MAX_SAMPLES}, got {samples!r}")
 
 
 def sample(inputs: Inputs, samples: int = 10_000, seed: int = 0) -> dict[str, Array]:
     """{name: [samples]}, a Latin hypercube: every input has one sample in each of `samples` equally likely slices."""
     _check(inputs, samples)
+    positive_int("seed", seed, 0)
     rng = np.random.default_rng(seed)
     slices = np.arange(samples)
     return {name: each.at((rng.permutation(slices) + rng.random(samples)) / samples) for name, each in inputs.items()}

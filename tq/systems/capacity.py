@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from tq.systems.checks import positive
 from tq.systems.layout import Compression, Layout
-from tq.systems.memory import memory
+from tq.systems.memory import FUSED_LOSS_BYTES, memory
 from tq.systems.model import Transformer
 
 
@@ -35,14 +35,16 @@ class Footprint:
 
 
 def _footprint(
-    model: Transformer, layout: Layout, stage: str, compression: Compression | None, gradient_bytes: float, flash: bool
-) -> Footprint:
+    model: Transformer, layout: Layout, stage: str, compression: Compression | None, gradient_bytes: float, flash: bool,
+    loss_bytes: float,
+) -> Footprint:  # fmt: skip
     def total(micro_batch: int) -> float:
         batch = layout.micro_batches * layout.dp * micro_batch
         held = replace(layout, micro_batch=micro_batch, global_batch=batch)
         return memory(
-            model, held, compression=compression, gradient_bytes=gradient_bytes, flash=flash, stage=stage
-        ).total
+            model, held, compression=compression, gradient_bytes=gradient_bytes, flash=flash, stage=stage,
+            loss_bytes=loss_bytes,
+        ).total  # fmt: skip
 
     one, two = total(1), total(2)
     return Footprint(2 * one - two, two - one)
@@ -50,19 +52,19 @@ def _footprint(
 
 def footprint(
     model: Transformer, layout: Layout, gpu_bytes: float, *, compression: Compression | None = None,
-    gradient_bytes: float = 4.0, flash: bool = True,
+    gradient_bytes: float = 4.0, flash: bool = True, loss_bytes: float = FUSED_LOSS_BYTES,
 ) -> Footprint:  # fmt: skip
     """Of the pipeline stage that is full first on a GPU of so many bytes. The layout's number of micro-batches stays,
-    their size is ignored. gradient_bytes, flash: as in ``memory``."""
+    their size is ignored. gradient_bytes, flash, loss_bytes: as in ``memory``."""
     stages = ("first", "last") if layout.pp > 1 else ("first",)
-    found = [_footprint(model, layout, stage, compression, gradient_bytes, flash) for stage in stages]
+    found = [_footprint(model, layout, stage, compression, gradient_bytes, flash, loss_bytes) for stage in stages]
     return min(found, key=lambda each: each.sequences(gpu_bytes))
 
 
 def gain(coded_share: float, ratio: float) -> float:
     """How many times more sequences fit when a share of a sequence's bytes shrinks by a ratio: 1 / (1 - c + c / r)."""
     positive("coded_share", coded_share, zero=True, most=1.0)
-    positive("ratio", ratio)
+    positive("ratio", ratio, finite=True)
     return 1 / (1 - coded_share + coded_share / ratio)
 
 

@@ -8,14 +8,22 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, fields
+from statistics import median
+
+import numpy as np
 
 from tq.systems import tables
 from tq.systems.checks import Real, one_of, positive
 from tq.systems.hardware import gpu as known_gpu
 
-FACTS = ("software", "flash", "gradient_bytes", "source", "checked")
+FACTS = ("software", "flash", "gradient_bytes", "loss_bytes", "hidden_is_free", "source", "checked")
 FITTED = ("kind", "name", "constant", "value", "rows", "basis")
-CONSTANTS = {"gpu": ("gemm", "hbm"), "software": ("compute", "communication"), "interval": ("low", "high")}
+CONSTANTS = {
+    "gpu": ("gemm", "hbm"), "software": ("compute", "communication"), "pair": ("rows",), "interval": ("low", "high"),
+}  # fmt: skip
+SAME_CHIP = {
+    "a100-40gb": "a100-80gb", "h800-80gb": "h100-80gb", "h200-141gb": "h100-80gb", "gh200-96gb": "h100-80gb",
+}  # fmt: skip
 INTRA, INTER = 0.77, 0.85  # of the nominal NVLink and network rate that large collectives reach; assumptions
 
 
@@ -38,15 +46,20 @@ class Efficiency:
     def __post_init__(self) -> None:
         for field in fields(self):
             most = 1.0 if field.name in ("gemm", "hbm", "intra", "inter") else float("inf")
-            positive(field.name, getattr(self, field.name), zero=field.name == "communication", most=most)
+            positive(field.name, getattr(self, field.name), zero=field.name == "communication", most=most, finite=True)
+        if not np.all(np.asarray(self.low) <= np.asarray(self.high)):
+            raise ValueError(f"low must be at most high, got low={self.low} and high={self.high}")
 
 
 @dataclass(frozen=True)
 class Facts:
-    """flash: attention is fused. gradient_bytes: width of gradients as they are added up and sent."""
+    """flash: attention is fused. gradient_bytes: width of gradients as they are added up and sent. loss_bytes: that the
+    loss holds a logit. hidden_is_free: ZeRO-3 traffic that hides takes nothing from the computation."""
 
     flash: bool
     gradient_bytes: float
+    loss_bytes: float
+    hidden_is_free: bool
 
 
 @functools.cache
@@ -54,9 +67,10 @@ def _software() -> dict[str, Facts]:
     path = tables.folder() / "software.csv"
     found = {}
     for line, row in enumerate(tables.read(path, FACTS), start=2):
-        one_of(f"{path.name}, row {line}: flash", row["flash"], ("yes", "no"))
-        width = tables.number(path, line, "gradient_bytes", row["gradient_bytes"])
-        found[row["software"]] = Facts(row["flash"] == "yes", width)
+        for column in ("flash", "hidden_is_free"):
+            one_of(f"{path.name}, row {line}: {column}", row[column], ("yes", "no"))
+        width, loss = (tables.number(path, line, name, row[name]) for name in ("gradient_bytes", "loss_bytes"))
+        found[row["software"]] = Facts(row["flash"] == "yes", width, loss, row["hidden_is_free"] == "yes")
     return found
 
 
@@ -85,16 +99,29 @@ def constants() -> dict[tuple[str, str], dict[str, float]]:
 
 @functools.cache
 def efficiency(gpu: str, software: str) -> Efficiency:
-    """The constants of a GPU type under a software generation. ValueError where either is unknown."""
+    """The constants of a GPU type under a software generation. Where no published run has the two together, the
+    software's kernels are taken to be no faster than those of most such runs on that chip, and the interval is wider;
+    wider still where none has the chip. ValueError where either is unknown."""
     known_gpu(gpu)
     software_facts(software)
     table = constants()
-    like = ("gpu", gpu) if ("gpu", gpu) in table else ("gpu", "other")
-    interval = table["interval", "fitted GPUs" if gpu in _fitted_gpus() else "other GPUs"]
-    return Efficiency(**table[like], **table["software", software], **interval)
+    known = ("gpu", gpu) in table
+    like = ("gpu", gpu) if known else ("gpu", "other")
+    together = ("pair", f"{gpu} {software}") in table
+    interval = table["interval", "fitted pairs" if together else "other pairs" if known else "other GPUs"]
+    software_constants = dict(table["software", software])
+    if not together:
+        chip = SAME_CHIP.get(gpu, gpu) if known else ""
+        software_constants["compute"] = max(software_constants["compute"], _usual_compute(chip))
+    return Efficiency(**table[like], **software_constants, **interval)
 
 
 @functools.cache
-def _fitted_gpus() -> frozenset[str]:
-    rows = tables.read(tables.folder() / "efficiency.csv", FITTED)
-    return frozenset(row["name"] for row in rows if row["kind"] == "gpu" and row["basis"] == "fitted")
+def _usual_compute(chip: str) -> float:
+    """Median of compute over the fit rows of a chip; of all rows where the chip is ""."""
+    table, found = constants(), []
+    for (kind, name), entry in table.items():
+        gpu, _, software = name.partition(" ")
+        if kind == "pair" and chip in ("", gpu):
+            found += [table["software", software]["compute"]] * int(entry["rows"])
+    return float(median(found))

@@ -127,6 +127,9 @@ class Cluster:
     latency_s: Real = None
 
     def __post_init__(self) -> None:
+        one_of("gpu", self.gpu, gpus())
+        if self.network is not None:
+            one_of("network", self.network, tiers())
         spec = gpu(self.gpu)
         positive_int("gpus", self.gpus)
         port = None if self.network is None else tier(self.network)

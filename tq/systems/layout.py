@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from tq.systems.checks import Real, one_of, positive, positive_int
+import numpy as np
+
+from tq.systems.checks import Real, boolean, one_of, positive, positive_int
 from tq.systems.model import Transformer
 
 RECOMPUTE = ("none", "selective", "full")
@@ -35,9 +37,10 @@ class Layout:
         for name in ("tp", "pp", "dp", "micro_batch", "global_batch", "interleave", "cp", "ep"):
             positive_int(name, getattr(self, name))
         one_of("recompute", self.recompute, RECOMPUTE)
-        if not isinstance(self.sequence_parallel, bool):
-            raise TypeError(f"sequence_parallel must be True or False, got {self.sequence_parallel!r}")
-        if isinstance(self.zero, bool) or self.zero not in (0, 1, 2, 3):
+        boolean("sequence_parallel", self.sequence_parallel)
+        if isinstance(self.zero, bool) or not isinstance(self.zero, int | np.integer):
+            raise TypeError(f"zero must be 0, 1, 2 or 3, got {self.zero!r}")
+        if self.zero not in (0, 1, 2, 3):
             raise ValueError(f"zero must be 0, 1, 2 or 3, got {self.zero!r}")
         if self.global_batch % (self.dp * self.micro_batch):
             raise ValueError(
@@ -97,6 +100,7 @@ class Bits:
         positive_int("block", self.block)
         if self.bits > 8:
             raise ValueError(f"bits must be from 1 to 8, got {self.bits}")
+        positive_int("scale_bytes", self.scale_bytes)
         if self.scale_bytes not in (2, 4):
             raise ValueError(f"scale_bytes must be 2 or 4, got {self.scale_bytes}")
 
@@ -135,6 +139,7 @@ class Compression:
                 raise TypeError(f"{name} must be None or Bits(...), got {getattr(self, name)!r}")
         if self.gradients and self.momentum:
             raise ValueError("gradients and momentum are the same traffic: accepted is one of them, got both")
+        boolean("feedback", self.feedback)
         positive("hbm_fraction", self.hbm_fraction)
         if self.elements_per_s is not None:
             positive("elements_per_s", self.elements_per_s)

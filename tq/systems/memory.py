@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tq.systems.checks import boolean, instance, one_number
 from tq.systems.layout import Bits, Compression, Layout
 from tq.systems.model import Transformer
 
 WEIGHT_BYTES = 2.0
+FUSED_LOSS_BYTES = 4.0  # a logit: Megatron's loss keeps it in fp32 alone [Korthikanti et al. 2022, section 4.3]
 MASTER_BYTES, MOMENT_BYTES = 4.0, 4.0
 STAGES = ("worst", "first", "middle", "last")
 
@@ -106,24 +108,34 @@ def _in_flight(layout: Layout, stage: str) -> float:
 
 def memory(
     model: Transformer, layout: Layout, *, compression: Compression | None = None, gradient_bytes: float = 4.0,
-    flash: bool = False, stage: str = "worst",
+    flash: bool = False, stage: str = "worst", loss_bytes: float = FUSED_LOSS_BYTES,
 ) -> Memory:  # fmt: skip
     """Memory of a GPU of this stage; "worst": of the first or the last, whichever needs more. gradient_bytes: width of
-    the accumulated gradients, 2 or 4. flash: attention is fused and keeps no scores."""
+    the accumulated gradients, 2 or 4. flash: attention is fused and keeps no scores. loss_bytes: that the loss holds a
+    logit at its peak; 4 where it is fused, 14 where logits, fp32 logits, log-softmax and gradient are there at once."""
+    instance("model", model, Transformer)
+    instance("layout", layout, Layout)
     layout.check(model)
+    instance("compression", compression, Compression, none=True)
+    one_number("gradient_bytes", gradient_bytes)
+    one_number("loss_bytes", loss_bytes)
+    boolean("flash", flash)
     if compression is not None:
         compression.check(layout)
     if stage not in STAGES:
         raise ValueError(f"stage must be one of {', '.join(STAGES)}; got {stage!r}")
     if stage == "worst":
-        found = [_memory(model, layout, compression, gradient_bytes, flash, each) for each in ("first", "last")]
+        found = [
+            _memory(model, layout, compression, gradient_bytes, flash, each, loss_bytes) for each in ("first", "last")
+        ]
         return max(found, key=lambda m: m.total)
-    return _memory(model, layout, compression, gradient_bytes, flash, stage)
+    return _memory(model, layout, compression, gradient_bytes, flash, stage, loss_bytes)
 
 
 def _memory(
-    model: Transformer, layout: Layout, compression: Compression | None, gradient_bytes: float, flash: bool, stage: str
-) -> Memory:
+    model: Transformer, layout: Layout, compression: Compression | None, gradient_bytes: float, flash: bool, stage: str,
+    loss_bytes: float,
+) -> Memory:  # fmt: skip
     chosen = compression or Compression()
     ranks = layout.dp * layout.cp
     dense, routed = stage_parameters(model, layout, stage)
@@ -143,11 +155,11 @@ def _memory(
     kept, working = activation_bytes(model, layout, flash, chosen.activations)
     layers = layout.stage_layers(model)
     tokens = layout.micro_batch * model.seq / layout.cp
-    if layout.zero == 3:  # one layer's whole weights are gathered at a time
+    if layout.zero == 3 and ranks > 1:  # one layer's whole weights are gathered at a time
         working += WEIGHT_BYTES * (dense + routed) / layers
     if stage == "last" or layout.pp == 1:
-        # the last norm's and the output product's input, and fp32 logits
-        working += tokens * (4.0 * model.hidden + 4.0 * model.vocab) / layout.tp
+        # the last norm's and the output product's input, and what the loss holds
+        working += tokens * (4.0 * model.hidden + loss_bytes * model.vocab) / layout.tp
     return Memory(
         weights=held(WEIGHT_BYTES, 3),
         gradients=held(gradient_bytes, 2),

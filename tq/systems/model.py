@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from tq.systems.checks import positive_int
+from tq.systems.checks import boolean, one_of, positive_int
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,10 @@ class Transformer:
         for name in ("kv_heads", "ffn", "head_dim"):
             if getattr(self, name) is not None:
                 positive_int(name, getattr(self, name))
+        boolean("gated", self.gated)
+        for name in ("tied", "positions", "biases"):
+            if getattr(self, name) is not None:
+                boolean(name, getattr(self, name))
         if self.head_dim is None and self.hidden % self.heads:
             raise ValueError(f"heads must divide hidden={self.hidden}, got {self.heads}; or give head_dim")
         if self.heads % self.kv:
@@ -219,8 +223,7 @@ class Transformer:
     @classmethod
     def preset(cls, name: str, **changes: object) -> Transformer:
         """A published model by name, with fields changed (``seq=4096``)."""
-        if name not in PRESETS:
-            raise ValueError(f"name must be one of {', '.join(PRESETS)}; got {name!r}")
+        one_of("name", name, list(PRESETS))
         return cls(**{**PRESETS[name], **changes})  # type: ignore[arg-type]
 
 

@@ -8,9 +8,12 @@ Only stages of equal length, micro-batches in powers of two, tensor parallelism 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from typing import NamedTuple
 
-from tq.systems.checks import positive, positive_int
+import numpy as np
+
+from tq.systems.checks import instance, positive, positive_int
 from tq.systems.efficiency import Efficiency, software_facts
 from tq.systems.hardware import Cluster
 from tq.systems.layout import RECOMPUTE, Bits, Compression, Layout
@@ -39,8 +42,14 @@ def layouts(
 ) -> Iterator[Layout]:  # fmt: skip
     """Every valid layout of the model on the cluster. usable: keep those whose memory fits that share of a GPU's; None:
     all. Sequence parallelism is tried with tensor parallelism, expert parallelism with experts."""
+    instance("model", model, Transformer)
+    instance("cluster", cluster, Cluster)
     positive_int("global_batch", global_batch)
     positive_int("cp", cp)
+    if isinstance(recompute, str) or not recompute or not set(recompute) <= set(RECOMPUTE):
+        raise ValueError(f"recompute must list one or more of {', '.join(RECOMPUTE)}; got {recompute!r}")
+    if not zero or not set(zero) <= {0, 1, 2, 3}:
+        raise ValueError(f"zero must list one or more of 0, 1, 2, 3; got {zero!r}")
     if usable is not None:
         positive("usable", usable, most=1.0)
     facts = software_facts(software)
@@ -68,7 +77,7 @@ def layouts(
                                     )
                                     held = memory(
                                         model, found, compression=compression, flash=facts.flash,
-                                        gradient_bytes=facts.gradient_bytes,
+                                        gradient_bytes=facts.gradient_bytes, loss_bytes=facts.loss_bytes,
                                     )  # fmt: skip
                                     if held.total <= limit:
                                         yield found
@@ -79,7 +88,14 @@ def best(
     compression: Compression | None = None, *, efficiency: Efficiency | None = None, cp: int = 1,
     usable: float | None = USABLE,
 ) -> Choice:  # fmt: skip
-    """The layout of the shortest iteration among those that fit. ValueError where none fits."""
+    """The layout of the shortest iteration among those that fit. ValueError where none fits, and for arrays of samples:
+    each sample would have a best layout of its own."""
+    instance("cluster", cluster, Cluster)
+    instance("efficiency", efficiency, Efficiency, none=True)
+    for given in (cluster, compression, efficiency):
+        for field in fields(given) if given is not None else ():
+            if np.ndim(getattr(given, field.name)):
+                raise ValueError(f"{field.name} must be a number to search for the best layout, got an array")
     fastest: Choice | None = None
     for layout in layouts(
         model, cluster, global_batch, software=software, compression=compression, cp=cp, usable=usable

@@ -1,11 +1,12 @@
 """Time of a training iteration by part, from shape, layout and cluster, on a network of two levels.
 
-A GEMM takes flops / (peak * e_gemm) + bytes / (memory bandwidth * e_hbm): small and thin products, as tensor
-parallelism and short micro-batches make them, reach a smaller share of the peak. A pipeline runs at the pace of its
-fullest stage and loses (p - 1) / v micro-batches to the bubble. Data-parallel traffic hides behind the backward pass of
-the last micro-batch as far as the software overlaps and that pass is long enough. Not modelled: stragglers, input
-pipelines, checkpoints, congestion. For mixtures of experts it is a lower bound: experts are evenly loaded and their
-products as fast as dense ones.
+A GEMM takes the longer of flops / (peak * e_gemm) and bytes / (memory bandwidth * e_hbm): thin products, as tensor
+parallelism and short micro-batches make them, run at the memory's pace. A pipeline runs at the pace of its fullest
+stage and loses (p - 1) / v micro-batches to the bubble. Data-parallel traffic hides behind the backward pass of the
+last micro-batch as far as the software overlaps and that pass is long enough; ZeRO-3's, which is there in every
+micro-batch, behind both passes, and what hides still costs a share of its time. Not modelled: sharding within a node
+and replication between nodes (HSDP), stragglers, input pipelines, checkpoints, congestion. For mixtures of experts it
+is a lower bound: experts are evenly loaded and their products as fast as dense ones.
 
 Sources: Narayanan et al. 2021 (arXiv:2104.04473), Korthikanti et al. 2022 (arXiv:2205.05198), Rajbhandari et al. 2020
 (arXiv:1910.02054), and `tq.systems.network` for the collectives.
@@ -18,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tq.systems.checks import Real
+from tq.systems.checks import Real, instance
 from tq.systems.efficiency import Efficiency, software_facts
 from tq.systems.efficiency import efficiency as fitted
 from tq.systems.hardware import GIB, NVLINK_LATENCY_S, Cluster
@@ -69,7 +70,10 @@ class Rates(NamedTuple):
 
 
 def _gemm_s(rates: Rates, m: float, k: float, n: float) -> Real:
-    return 2.0 * m * k * n / rates.flops + FP16 * (m * k + k * n + m * n) / rates.hbm
+    compute, traffic = 2.0 * m * k * n / rates.flops, FP16 * (m * k + k * n + m * n) / rates.hbm
+    if isinstance(compute, float) and isinstance(traffic, float):  # np.maximum of two numbers is slow
+        return max(compute, traffic)
+    return np.maximum(compute, traffic)
 
 
 def _layer_s(model: Transformer, layout: Layout, rates: Rates, flash: bool) -> tuple[Real, Real, Real]:
@@ -127,6 +131,17 @@ def _all_reduce_s(rates: Rates, cluster: Cluster, ranks: int, local: int, rs: fl
     return time
 
 
+def _zero3_exposed_s(total: Real, scatter: Real, ahead: Real, behind: Real, layers: int, cost: Real) -> Real:
+    """What a step waits for of ZeRO-3's traffic: the weights are gathered for the forward pass behind that pass, and
+    again for the backward pass with the gradients scattered behind that one; the first layer's gathering and the last
+    one's scattering have nothing to hide behind. cost: what hides still takes this share of its time, as it occupies
+    multiprocessors and memory."""
+    gather = (total - scatter) / 2
+    exposed = np.maximum(gather - ahead, 0.0) + np.maximum(gather + scatter - behind, 0.0)
+    exposed = np.minimum(exposed + (gather + scatter) / layers, total)
+    return exposed + cost * (total - exposed)
+
+
 def predict(
     model: Transformer, layout: Layout, cluster: Cluster, software: str = "megatron-core",
     compression: Compression | None = None, *, efficiency: Efficiency | None = None,
@@ -134,6 +149,11 @@ def predict(
     """One iteration. software: a generation of `data/software.csv`. efficiency: None, the constants fitted to published
     runs (`data/efficiency.csv`); its fields, the rates of the cluster and the codec's speed may be arrays of samples
     that broadcast together. ValueError where model, layout and cluster do not go together."""
+    instance("model", model, Transformer)
+    instance("layout", layout, Layout)
+    instance("cluster", cluster, Cluster)
+    instance("compression", compression, Compression, none=True)
+    instance("efficiency", efficiency, Efficiency, none=True)
     layout.check(model)
     if compression is not None:
         compression.check(layout)
@@ -194,16 +214,24 @@ def predict(
     if compression is not None and compression.momentum and layout.zero:
         back_bytes = sent_bytes + FP16  # whole momenta return, and then the weights
     dp: Real = 0.0
+    scatter: Real = 0.0
     for count, group, near in (
         (dense, ranks, local), (routed, ranks // layout.ep, max(1, local // layout.ep)),
     ):  # fmt: skip
         if count:
             sizes = (reduce_times * count * sent_bytes, gather_times * count * back_bytes)
             dp = dp + _all_reduce_s(rates, cluster, group, near, *sizes)
-    window = layer * layers / v * (m if layout.zero == 3 else 1)
+            if layout.zero == 3:
+                scatter = scatter + _all_reduce_s(rates, cluster, group, near, sizes[0], 0.0)
+    window = layer * layers / v
     dp_exposed: Real = 0.0
-    if ranks > 1 and layout.zero == 3:  # weights are fetched ahead, so all of it may hide, however slow
-        dp_exposed = np.maximum(np.maximum(e.communication, 1.0) * dp - window, 0.0)
+    if ranks > 1 and layout.zero == 3:
+        once = gemm + attention + rest
+        ahead = m * (layers * once + (head / 3 if p == 1 else 0.0))
+        behind = m * (layers * (2 * once + gathering + recompute) + (head * 2 / 3 if p == 1 else 0.0))
+        slower = np.maximum(e.communication, 1.0)
+        cost = 0.0 if facts.hidden_is_free else np.minimum(e.communication, 1.0)
+        dp_exposed = _zero3_exposed_s(slower * dp, slower * scatter, ahead, behind, m * layers, cost)
     elif ranks > 1:
         dp_exposed = dp - np.minimum((1 - e.communication) * dp, window)
 
@@ -232,7 +260,10 @@ def predict(
     }
     iteration = sum(parts[name] for name in PARTS)
     parts["dp_total"] = dp
-    held = memory(model, layout, compression=compression, gradient_bytes=facts.gradient_bytes, flash=facts.flash)
+    held = memory(
+        model, layout, compression=compression, gradient_bytes=facts.gradient_bytes, flash=facts.flash,
+        loss_bytes=facts.loss_bytes,
+    )  # fmt: skip
     per_gpu = iteration * cluster.gpus * 1e12
     return Prediction(
         iteration_s=iteration,

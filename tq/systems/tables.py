@@ -25,11 +25,16 @@ def folder() -> Path:
 
 def read(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
     """Rows of a CSV file as {column: text}. ValueError where the header or a row does not have these columns."""
-    with open(path, encoding="utf-8", newline="") as file:
-        reader = csv.DictReader(file)
-        if reader.fieldnames is None or list(reader.fieldnames) != list(columns):
-            raise ValueError(f"{path.name} has columns {reader.fieldnames}; accepted are {list(columns)}")
-        rows = list(reader)
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            reader = csv.DictReader(file)
+            names = list(reader.fieldnames or ())
+            rows = list(reader) if names == list(columns) else []
+    except (UnicodeDecodeError, csv.Error):
+        raise ValueError(f"{path} is no CSV file in UTF-8") from None
+    if names != list(columns):
+        shown = f"{names}" if len(str(names)) < 500 else f"{len(names)} columns"
+        raise ValueError(f"{path.name} has columns {shown}; accepted are {list(columns)}")
     for line, row in enumerate(rows, start=2):
         if None in row or None in row.values():
             raise ValueError(f"{path.name}, row {line}: {len(columns)} fields are expected")

@@ -5,7 +5,9 @@
 
 What is compared: time of an iteration or throughput, memory of a GPU. The split stands in the file: within a software
 generation the rows are ordered by the SHA-256 of their id and the second of every three is held out, so that nobody
-chose and every generation keeps rows to be fitted to. Whole runs are in `tq.systems.runs`.
+chose and every generation keeps rows to be fitted to. Nothing is fitted to memory; most of its rows come from a figure
+that is drawn from the very formula of the model ("same formula"), and only the others test it. Whole runs are in
+`tq.systems.runs`.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ PEERS = (
 @dataclass(frozen=True)
 class Row:
     """One published figure and its prediction, in the published unit. error: predicted time (or memory) over the
-    published one, less 1, whatever the unit. low, high: the 80 % interval in that unit."""
+    published one, less 1, whatever the unit. low, high: the 80 % interval in that unit. same_formula: the figure comes
+    from the formula that predicts it."""
 
     id: str
     source: str
@@ -61,6 +64,7 @@ class Row:
     low: float
     high: float
     not_stated: str
+    same_formula: bool = False
 
     @property
     def covered(self) -> bool:
@@ -101,6 +105,8 @@ def seconds(row: dict[str, str], value: Real = None) -> Real:
     model, batch = shape(row), int(row["global_batch_seqs"])
     if row["unit"] == "s":
         return value
+    if row["unit"] == "token/s":
+        return batch * model.seq / (value * int(row["gpus"]))
     if row["unit"] == "days":
         return value * 86400 / (float(row["tokens"]) / (batch * model.seq))
     one_of(f"{row['id']}: flops_kind", row["flops_kind"], FLOPS_KINDS)
@@ -113,7 +119,7 @@ def seconds(row: dict[str, str], value: Real = None) -> Real:
         return flops / (value * 1e12)
     if row["unit"] == "%":
         return flops / (value / 100 * Cluster(row["gpu_type"]).spec.peak_flops)
-    raise ValueError(f"{row['id']}: unit must be s, days, TFLOP/s or %, got {row['unit']!r}")
+    raise ValueError(f"{row['id']}: unit must be s, days, token/s, TFLOP/s or %, got {row['unit']!r}")
 
 
 def in_unit(row: dict[str, str], iteration_s: Real) -> Real:
@@ -146,16 +152,17 @@ def _timed(row: dict[str, str]) -> Row:
 def _memory(row: dict[str, str]) -> Row:
     facts = software_facts(row["software"])
     # The figure's states are those of a stage without embedding, its activations those of the first one.
-    states = "optimizer" in row["metric"]
+    states, total = "optimizer" in row["metric"], "total" in row["metric"]
     held = memory(
-        shape(row), layout(row), gradient_bytes=facts.gradient_bytes, flash=facts.flash,
-        stage="middle" if states else "first",
+        shape(row), layout(row), gradient_bytes=facts.gradient_bytes, flash=facts.flash, loss_bytes=facts.loss_bytes,
+        stage="middle" if states else "worst" if total else "first",
     )  # fmt: skip
-    value = (held.weights + held.gradients + held.states if states else held.activations) / GIB
+    value = held.weights + held.gradients + held.states if states else held.total if total else held.activations
+    value /= GIB
     return Row(
         row["id"], row["source"], "memory", row["software"], row["gpu_type"], row["split"], row["unit"],
         float(row["published_value"]), value, value / float(row["published_value"]) - 1, value, value,
-        row["not_stated"],
+        row["not_stated"], "same formula" in row["note"],
     )  # fmt: skip
 
 
@@ -184,16 +191,20 @@ def report() -> str:
     lines = [f"{'run':27} {'split':9} {'published':>10} {'predicted':>10} {'unit':8} error of time or memory"]
     for row in rows:
         inside = "" if row.covered or row.kind == "memory" else "  outside its interval"
+        inside += "  same formula" if row.same_formula else ""
         figures = f"{row.published:10.4g} {row.predicted:10.4g} {row.unit:8}"
         lines.append(f"{row.id:27} {row.split:9} {figures} {row.error:+7.1%}{inside}")
-    for kind in ("time", "memory"):
-        for split in SPLITS:
-            kept = [row for row in rows if row.kind == kind and row.split == split]
-            if kept:
-                largest = max(abs(row.error) for row in kept)
-                lines.append(
-                    f"{kind}, {split}: median {median_error(kept):.1%}, largest {largest:.1%}, {len(kept)} rows"
-                )
+    groups = {f"time, {split}": [row for row in rows if row.kind == "time" and row.split == split] for split in SPLITS}
+    memory_rows = [row for row in rows if row.kind == "memory"]
+    groups["memory, measured"] = [row for row in memory_rows if not row.same_formula]
+    groups["memory, same formula"] = [row for row in memory_rows if row.same_formula]
+    for name, kept in groups.items():
+        if kept:
+            largest = max(abs(row.error) for row in kept)
+            text = f"{name}: median {median_error(kept):.1%}, largest {largest:.1%}, {len(kept)} rows"
+            if name in ("time, fit", "time, held-out"):
+                text += f", {sum(row.covered for row in kept) / len(kept):.0%} within their interval"
+            lines.append(text)
     return "\n".join(lines + [f"{tool}, as it prints: {what}: {error}" for tool, what, error in PEERS])
 
 

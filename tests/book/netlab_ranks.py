@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,10 @@ def total(value: float) -> dict[str, Any]:
 def fail(rank: int) -> None:
     if dist.get_rank() == rank:
         raise ValueError("not on this one")
+
+
+def rest(seconds: float) -> None:
+    time.sleep(seconds)
 
 
 def threads() -> dict[str, str]:

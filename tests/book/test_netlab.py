@@ -166,6 +166,32 @@ def test_a_command_that_fails_is_shown(tmp_path: Path) -> None:
         lab.torchrun([str(tmp_path / "no-such-script.py")], timeout_s=60)
 
 
+@needs_hosts
+def test_the_host_that_failed_is_named_and_nothing_goes_on(tmp_path: Path) -> None:
+    script = tmp_path / "one.py"
+    script.write_text(
+        "import os, sys, time\nif os.environ['RANK'] == '1':\n    sys.exit('the culprit')\ntime.sleep(60)\n"
+    )
+    with Lab(2) as lab:
+        start = time.monotonic()
+        with pytest.raises(HostsFailed, match=r"(?s)hosts \[1\]: ended with an error.*the culprit"):
+            lab.torchrun([str(script)], timeout_s=60)
+        assert time.monotonic() - start < 40
+        script.write_text("")
+        lab.torchrun([str(script)], timeout_s=60)  # the port is free again
+
+
+@needs_hosts
+def test_a_rank_that_is_stuck_ends_with_its_crew() -> None:
+    with Lab(1) as lab:
+        crew = Crew(lab, timeout_s=1)
+        crew._order(0, {"module": on.__name__, "function": "rest", "arguments": {"seconds": 60}})
+        crew._turn = 1
+        crew.close()
+        with Crew(lab, timeout_s=30) as crew:
+            assert crew.call(on.total, value=2)[0]["sum"] == 2.0
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     (

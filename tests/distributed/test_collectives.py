@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import threading
+import time
 import zlib
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,17 @@ from tests.distributed.helpers import outcomes, values
 from tq import Codec
 from tq.quant.bounds import unbiased_nmse
 from tq.train import collectives, exchange
-from tq.train.collectives import HookState, Mean, ReduceScatter, all_gather_mean, all_reduce, ddp_hook
+from tq.train.collectives import (
+    GroupError,
+    HookState,
+    Mean,
+    ReduceScatter,
+    all_gather_mean,
+    all_reduce,
+    background,
+    ddp_hook,
+    over_group,
+)  # fmt: skip
 
 SIZES = (1, 127, 128, 1000, 70_003)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -238,7 +250,7 @@ def killed_in_the_background(rank: int, ranks: int) -> None:
     ("ranks", "case", "said"),
     (
         (3, another_codec, r"GroupError: rank 1 asks for Codec\(bits=2.*others for Codec\(bits=4"),
-        (3, another_size, "GroupError: rank 2 asks for .* 999 x float32, others for .* 1000 x float32"),
+        (3, another_size, "GroupError: rank 2 asks for .* 999 x float32,.*others for .* 1000 x float32"),
         (3, not_finite, "FloatingPointError: what rank 1 sent holds numbers that are not finite"),
     ),
 )
@@ -256,7 +268,86 @@ def test_a_rank_that_dies_is_named_by_the_others(case: Any, tmp_path: Path) -> N
         assert "GroupError" in found[rank]["error"] and "no answer from rank 1:" in found[rank]["error"], found[rank]
 
 
+DIFFERENT = {
+    "step": lambda odd: all_reduce(torch.ones(1000), Codec(4), step=10 if odd else 20),
+    "seed of the second leg": lambda odd: all_reduce(torch.ones(1000), (Codec(4), Codec(4, seed=7 if odd else 0))),
+    "bits of the second leg": lambda odd: all_reduce(torch.ones(1000), (Codec(4), Codec(8 if odd else 4))),
+    "kind": lambda odd: all_reduce(torch.ones(1000, dtype=torch.bfloat16 if odd else torch.float32), Codec(4)),
+    "nothing": lambda odd: all_reduce([] if odd else torch.ones(1000), Codec(4)),
+    "seed of a gathering": lambda odd: all_gather_mean(torch.ones(1000), Codec(4, seed=int(odd))),
+    "size in fp32": lambda odd: over_group(Mean(torch.ones(999 if odd else 1000))),
+    "feedback": lambda odd: over_group(
+        Mean(torch.ones(256), (Codec(4), Codec(4)), errors=(torch.zeros(256), torch.zeros(128)) if odd else None)
+    ),
+}
+
+
+def differ(rank: int, ranks: int) -> dict[str, str]:
+    """All in turn, after calls in which they agreed: a mistake may come late, and hurts no later call."""
+    said = {}
+    for name, call in DIFFERENT.items():
+        call(False)
+        try:
+            call(rank == 1)
+        except GroupError as error:
+            said[name] = f"{error.ranks} {error}"
+    x = torch.full((300,), float(rank))
+    all_reduce(x, Codec(8))
+    said["mean"] = f"{x.mean().item():.1f}"
+    return said
+
+
+def test_ranks_that_differ_in_anything_are_told(tmp_path: Path) -> None:
+    for said in values(3, tmp_path, differ):
+        assert said.pop("mean") == "1.0"
+        assert said.keys() == DIFFERENT.keys()
+        assert all(text.startswith("(1,) rank 1 asks for") for text in said.values()), said
+
+
+def uneven_groups(rank: int, ranks: int) -> list[float]:
+    """Ranks belong to different numbers of groups; lanes need none of their own, and leave nothing behind."""
+    own = dist.new_group([0])
+    pairs = [dist.new_group([0, 1]), dist.new_group([1, 2])]
+    found = []
+    for pair in pairs[:1] if rank == 0 else pairs[1:] if rank == 2 else pairs:
+        x = torch.full((500,), float(rank))
+        work = all_reduce(x, Codec(8), group=pair, async_op=True)
+        assert work is not None
+        work.wait()
+        found.append(round(x.mean().item(), 2))
+    HookState(Codec())
+    asked = Mean(torch.full((700,), float(rank)))
+    background(asked).wait()
+    assert torch.allclose(asked.x, torch.full((700,), (ranks - 1) / 2))
+    before = threading.active_count()
+    for _ in range(6):
+        group = dist.new_group([0, 1, 2])
+        all_reduce(torch.ones(10), Codec(4), group=group, async_op=True).wait()  # type: ignore[union-attr]
+        dist.destroy_process_group(group)
+    assert threading.active_count() <= before + 2
+    assert (rank == 0) == (own != dist.GroupMember.NON_GROUP_MEMBER)
+    return found
+
+
+def test_lanes_where_ranks_have_other_groups(tmp_path: Path) -> None:
+    assert values(3, tmp_path, uneven_groups) == [[0.5], [0.5, 1.5], [1.5]]
+
+
+def many_tensors(rank: int, ranks: int) -> float:
+    tensors = [torch.full((3,), float(rank)) for _ in range(20_000)]
+    start = time.perf_counter()
+    all_reduce(tensors, Codec(8))
+    assert abs(tensors[-1].mean().item() - 0.5) < 0.01
+    return time.perf_counter() - start
+
+
+def test_a_long_list_takes_time_in_proportion(tmp_path: Path) -> None:
+    assert max(values(2, tmp_path, many_tensors)) < 5
+
+
 def test_bad_arguments() -> None:
+    with pytest.raises(ValueError, match="it is expanded"):
+        all_reduce(torch.ones(1).expand(300), Codec())
     with pytest.raises(TypeError, match="float64"):
         all_reduce(torch.ones(3, dtype=torch.float64), Codec())
     with pytest.raises(ValueError, match="one block"):

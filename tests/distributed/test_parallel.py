@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from tests.distributed.helpers import values
 from tq import Codec
+from tq.train.collectives import GroupError
 from tq.train.corpus import load
 from tq.train.gpt import GPT, PRESETS
 from tq.train.loop import TrainConfig, Trainer
@@ -115,3 +117,59 @@ def test_ranks_follow_the_run_of_one_process(tmp_path: Path) -> None:
             tight = key.endswith("False")
             torch.testing.assert_close(mean, losses, rtol=0, atol=2e-4 if tight else 2e-2)
             assert abs(held_out - valid) < (1e-3 if tight else 2e-2), key
+
+
+def accumulated(rank: int, ranks: int) -> dict[str, Any]:
+    corpus, found = load("stdlib", max_bytes=200_000), {}
+    for how in ("ddp", "fsdp"):
+        once = ParallelTrainer(GPT(PRESETS["tiny"]), corpus, CONFIG, how, Codec(8))
+        parts = ParallelTrainer(GPT(PRESETS["tiny"]), corpus, replace(CONFIG, accumulate=2), how, Codec(8))
+        for trainer in (once, parts):
+            trainer.train(2, progress=False)
+        assert once.exchange is not None and parts.exchange is not None
+        found[how] = (once.exchange.step, parts.exchange.step, (once.mean_losses() - parts.mean_losses()).abs().max())
+    return found
+
+
+def test_an_accumulated_step_is_exchanged_once(tmp_path: Path) -> None:
+    for how, (once, parts, difference) in values(2, tmp_path, accumulated)[0].items():
+        assert once == parts, how
+        assert difference < 0.02
+
+
+def overflowing(rank: int, ranks: int) -> tuple[int, float, bool]:
+    corpus = load("stdlib", max_bytes=200_000)
+    config = replace(CONFIG, autocast=torch.float16)
+    with pytest.raises(ValueError, match="with FSDP2: its ranks would scale apart"):
+        ParallelTrainer(GPT(PRESETS["tiny"]), corpus, config, "fsdp")
+    trainer = ParallelTrainer(GPT(PRESETS["tiny"]), corpus, config, "ddp", Codec(8))
+    before = [p.clone() for p in trainer.model.parameters()]
+    trainer.scaler._init_scale = 2.0**40  # every gradient overflows
+    trainer.step()
+    same = all(torch.equal(p, q) for p, q in zip(trainer.model.parameters(), before, strict=True))
+    return trainer.skipped, trainer.scaler.get_scale(), same
+
+
+def test_an_overflowing_float16_step_is_skipped_on_every_rank(tmp_path: Path) -> None:
+    assert values(2, tmp_path, overflowing) == [(1, 2.0**39, True)] * 2
+
+
+def apart(rank: int, ranks: int, folder: str) -> list[str]:
+    corpus, said = load("stdlib", max_bytes=200_000), []
+    trainer = ParallelTrainer(GPT(PRESETS["tiny"]), corpus, CONFIG, "ddp", Codec(8))
+    states = [trainer.state_dict()]
+    trainer.train(1, progress=False)
+    states.append(trainer.state_dict())
+    other = ParallelTrainer(GPT(PRESETS["tiny"], seed=rank), corpus, CONFIG, "diloco", Codec(8), diloco=DILOCO)
+    for call in (lambda: trainer.load_state_dict(states[rank]), other.step):
+        try:
+            call()
+        except GroupError as error:
+            said.append(str(error))
+    return said
+
+
+def test_ranks_that_would_go_on_apart_are_told(tmp_path: Path) -> None:
+    for said in values(2, tmp_path, apart, str(tmp_path)):
+        assert said[0] == "rank 1 asks for to go on after step 1, others for to go on after step 0"
+        assert said[1].startswith("rank 1 asks for replicas with the weights ")

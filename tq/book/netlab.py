@@ -9,7 +9,8 @@ spread over sites, whose switches are joined by links of another rate.
         print(lab.sent_bytes(0))
 
 Nothing is set up outside these namespaces, and they live by the processes in them: when the process that made a lab
-ends, however it ends, the kernel ends every process on the hosts, and takes the links away with them.
+ends, however it ends, the kernel ends every process on the hosts, and takes the links away with them. The kernel looks
+at the thread: a lab that is made in a thread ends with that thread.
 """
 
 from __future__ import annotations
@@ -29,14 +30,15 @@ from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
+import psutil
+
 INTERFACE = "eth0"
 _TOOLS = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "nsenter": "util-linux"}
 _NETWORK = "10.71"  # only ever seen inside the namespaces
 _FIRST = 11  # of the addresses: all of the same length, so that their order as text is the order of the hosts
 _LIMIT_S, _LIMIT_BYTES = 0.2, 1 << 20  # what a link holds back before it drops
-_QUEUED = (
-    131072  # bytes of a connection in the queue of its interface; a megabyte, today's default, is .3 s at 25 Mbit/s
-)
+_QUEUED = 1 << 17  # bytes of a connection in its interface's queue; a megabyte, the default, is .3 s at 25 Mbit/s
+_GRACE_S = 5.0  # that other hosts get to end by themselves once one has failed
 
 
 class NetworkUnavailable(RuntimeError):
@@ -62,7 +64,20 @@ def obstacle() -> str | None:
             return None
     except (OSError, subprocess.SubprocessError, NetworkUnavailable) as error:
         said = getattr(error, "stderr", None) or str(error)
-        return f"namespaces or token buckets are not allowed here ({said.strip().splitlines()[-1]})"
+        return (
+            f"namespaces or token buckets are not allowed here ({(said.strip() or 'no reason given').splitlines()[-1]})"
+        )
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Ends a command on a host with all that it started, if it is not over."""
+    if process.poll() is None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for child in psutil.Process(process.pid).children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    child.kill()
+        process.kill()
+        process.wait()
 
 
 def _end_with_parent() -> None:
@@ -198,7 +213,7 @@ class Lab:
         for number, host in enumerate(self.hosts):
             host.ip("link set lo up", f"link set {INTERFACE} up", f"addr add {self.address(number)}/16 dev {INTERFACE}")
             limit = f"echo {_QUEUED} > /proc/sys/net/ipv4/tcp_limit_output_bytes"
-            subprocess.run(host.command("sh", "-c", limit), check=True, capture_output=True)
+            subprocess.run(host.command("sh", "-c", limit), check=True, capture_output=True, text=True)
 
     @staticmethod
     def address(host: int) -> str:
@@ -281,20 +296,29 @@ class Lab:
         with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
             outputs = [stack.enter_context(open(f"{folder}/{host}", "w+")) for host in range(len(self.hosts))]
             processes = self.start_torchrun(arguments, outputs=outputs, **options)
-            deadline, late = time.monotonic() + timeout_s, []
-            for host, process in enumerate(processes):
-                try:
-                    process.wait(max(0.0, deadline - time.monotonic()))
-                except subprocess.TimeoutExpired:
-                    late.append(host)
-            bad = late or [host for host, process in enumerate(processes) if process.returncode]
-            if bad:
-                why = f"after {timeout_s:g} s still at work" if late else "ended with an error"
+            deadline = time.monotonic() + timeout_s
+            try:
+                while None in (codes := [process.poll() for process in processes]) and time.monotonic() < deadline:
+                    if any(codes):  # the others will hardly come to their end
+                        deadline = min(deadline, time.monotonic() + _GRACE_S)
+                    time.sleep(0.05)
+            finally:
+                for process in processes:
+                    _end(process)
+            failed = [host for host, code in enumerate(codes) if code]
+            late = [host for host, code in enumerate(codes) if code is None]
+            if failed or late:
+                still = f"hosts {late}: after {timeout_s:g} s still at work"
+                why = (
+                    f"hosts {failed}: ended with an error" + (f"; {late} were ended" if late else "")
+                    if failed
+                    else still
+                )
                 texts = []
-                for host in bad:
+                for host in failed or late:
                     outputs[host].seek(0)
                     texts.append(f"--- host {host}\n" + outputs[host].read()[-4000:])
-                raise HostsFailed(f"hosts {bad}: {why}\n" + "\n".join(texts))
+                raise HostsFailed(f"{why}\n" + "\n".join(texts))
 
     def close(self) -> None:
         """Ends everything on the hosts and takes them away. May be called twice."""
@@ -326,7 +350,11 @@ class Crew:
         self._outputs = [open(self._path / f"host-{h}.log", "w+") for h in range(len(lab.hosts))]  # noqa: SIM115
         arguments = ["-m", "tq.book._rank", str(self._path), backend, str(timeout_s)]
         self._processes = lab.start_torchrun(arguments, outputs=self._outputs, env=env)
-        self._wait([self._path / f"ready-{rank}.pt" for rank in range(len(lab.hosts))], 60 + timeout_s)
+        try:
+            self._wait([self._path / f"ready-{rank}.pt" for rank in range(len(lab.hosts))], 60 + timeout_s)
+        except BaseException:
+            self.close()
+            raise
 
     def _wait(self, files: Sequence[Path], timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
@@ -379,6 +407,7 @@ class Crew:
         for process in self._processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, deadline - time.monotonic()))
+            _end(process)
         for output in self._outputs:
             output.close()
         self._folder.cleanup()

@@ -29,12 +29,10 @@ def test_mixtures_are_no_slower_than_published(rows: list[Row]) -> None:
     assert outside and all(row.error < 0 for row in outside)  # a lower bound, as the model of a step says
 
 
-def test_memory_is_within_eight_percent_but_for_two_rows(rows: list[Row]) -> None:
+def test_memory_is_within_eight_percent(rows: list[Row]) -> None:
     kept = [row for row in rows if row.kind == "memory"]
     assert sum(row.same_formula for row in kept) == 11 and len(kept) >= 18
-    # The bar is missed there, and why is not known: what an allocator reserves under tensor parallelism.
-    missed = {row.id for row in kept if abs(row.error) > 0.08}
-    assert missed == {"TT-mem-70B-2D", "TT-mem-70B-async"}
+    assert max(abs(row.error) for row in kept) <= 0.08
 
 
 @pytest.mark.parametrize("software", ["fsdp", "megatron-core"])

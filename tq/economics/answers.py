@@ -111,10 +111,7 @@ def memory_by_part(given: argparse.Namespace) -> Answer:
     facts = software_facts(given.software)
 
     def holds(layout: Layout, compression: Compression | None) -> Memory:
-        return memory(
-            shape, layout, compression=compression, flash=facts.flash, gradient_bytes=facts.gradient_bytes,
-            loss_bytes=facts.loss_bytes,
-        )  # fmt: skip
+        return memory(shape, layout, compression=compression, **facts.memory)
 
     def largest(compression: Compression | None) -> int:
         def fits(batch: int) -> bool:

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Unpack
 
 from tq.systems.checks import positive
 from tq.systems.layout import Compression, Layout
-from tq.systems.memory import FUSED_LOSS_BYTES, memory
+from tq.systems.memory import Software, memory
 from tq.systems.model import Transformer
 
 
@@ -35,16 +36,12 @@ class Footprint:
 
 
 def _footprint(
-    model: Transformer, layout: Layout, stage: str, compression: Compression | None, gradient_bytes: float, flash: bool,
-    loss_bytes: float,
-) -> Footprint:  # fmt: skip
+    model: Transformer, layout: Layout, stage: str, compression: Compression | None, software: Software
+) -> Footprint:
     def total(micro_batch: int) -> float:
         batch = layout.micro_batches * layout.dp * micro_batch
         held = replace(layout, micro_batch=micro_batch, global_batch=batch)
-        return memory(
-            model, held, compression=compression, gradient_bytes=gradient_bytes, flash=flash, stage=stage,
-            loss_bytes=loss_bytes,
-        ).total  # fmt: skip
+        return memory(model, held, compression=compression, stage=stage, **software).total
 
     one, two = total(1), total(2)
     return Footprint(2 * one - two, two - one)
@@ -52,12 +49,13 @@ def _footprint(
 
 def footprint(
     model: Transformer, layout: Layout, gpu_bytes: float, *, compression: Compression | None = None,
-    gradient_bytes: float = 4.0, flash: bool = True, loss_bytes: float = FUSED_LOSS_BYTES,
+    **software: Unpack[Software],
 ) -> Footprint:  # fmt: skip
     """Of the pipeline stage that is full first on a GPU of so many bytes. The layout's number of micro-batches stays,
-    their size is ignored. gradient_bytes, flash, loss_bytes: as in ``memory``."""
+    their size is ignored. software: as in ``memory``, but attention is fused unless flash=False."""
+    given: Software = {"flash": True, **software}
     stages = ("first", "last") if layout.pp > 1 else ("first",)
-    found = [_footprint(model, layout, stage, compression, gradient_bytes, flash, loss_bytes) for stage in stages]
+    found = [_footprint(model, layout, stage, compression, given) for stage in stages]
     return min(found, key=lambda each: each.sequences(gpu_bytes))
 
 

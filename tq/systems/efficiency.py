@@ -15,8 +15,9 @@ import numpy as np
 from tq.systems import tables
 from tq.systems.checks import Real, one_of, positive
 from tq.systems.hardware import gpu as known_gpu
+from tq.systems.memory import Software
 
-FACTS = ("software", "flash", "gradient_bytes", "loss_bytes", "hidden_is_free", "source", "checked")
+FACTS = ("software", "flash", "gradient_bytes", "loss_bytes", "dtensor", "hidden_is_free", "source", "checked")
 FITTED = ("kind", "name", "constant", "value", "rows", "basis")
 CONSTANTS = {
     "gpu": ("gemm", "hbm"), "software": ("compute", "communication"), "pair": ("rows",), "interval": ("low", "high"),
@@ -53,13 +54,20 @@ class Efficiency:
 
 @dataclass(frozen=True)
 class Facts:
-    """flash: attention is fused. gradient_bytes: width of gradients as they are added up and sent. loss_bytes: that the
-    loss holds a logit. hidden_is_free: ZeRO-3 traffic that hides takes nothing from the computation."""
+    """memory: what memory depends on. hidden_is_free: ZeRO-3 traffic that hides takes nothing from the computation."""
 
-    flash: bool
-    gradient_bytes: float
-    loss_bytes: float
+    memory: Software
     hidden_is_free: bool
+
+    @property
+    def flash(self) -> bool:
+        """Attention is fused."""
+        return self.memory["flash"]
+
+    @property
+    def gradient_bytes(self) -> float:
+        """Width of gradients as they are added up and sent."""
+        return self.memory["gradient_bytes"]
 
 
 @functools.cache
@@ -67,10 +75,12 @@ def _software() -> dict[str, Facts]:
     path = tables.folder() / "software.csv"
     found = {}
     for line, row in enumerate(tables.read(path, FACTS), start=2):
-        for column in ("flash", "hidden_is_free"):
+        for column in ("flash", "dtensor", "hidden_is_free"):
             one_of(f"{path.name}, row {line}: {column}", row[column], ("yes", "no"))
         width, loss = (tables.number(path, line, name, row[name]) for name in ("gradient_bytes", "loss_bytes"))
-        found[row["software"]] = Facts(row["flash"] == "yes", width, loss, row["hidden_is_free"] == "yes")
+        flash, dtensor, free = (row[name] == "yes" for name in ("flash", "dtensor", "hidden_is_free"))
+        held = Software(gradient_bytes=width, flash=flash, loss_bytes=loss, dtensor=dtensor)
+        found[row["software"]] = Facts(held, free)
     return found
 
 

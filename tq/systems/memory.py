@@ -9,6 +9,7 @@ by operator; for GPT style they add up to Korthikanti's s b h (34 + 5 a s / h) b
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypedDict, Unpack
 
 from tq.systems.checks import boolean, instance, one_number
 from tq.systems.layout import Bits, Compression, Layout
@@ -17,7 +18,22 @@ from tq.systems.model import Transformer
 WEIGHT_BYTES = 2.0
 FUSED_LOSS_BYTES = 4.0  # a logit: Megatron's loss keeps it in fp32 alone [Korthikanti et al. 2022, section 4.3]
 MASTER_BYTES, MOMENT_BYTES = 4.0, 4.0
+VOCABULARY_PARALLEL_BYTES = 4.0  # a logit: DTensor's loss holds one fp32 block more than the one on a whole vocabulary
 STAGES = ("worst", "first", "middle", "last")
+
+
+class Software(TypedDict, total=False):
+    """What memory depends on besides shape and layout.
+
+    gradient_bytes: width of the accumulated gradients, 2 or 4 (4). flash: attention is fused and keeps no scores
+    (False). loss_bytes: that the loss holds a logit at its peak; 4 where it is fused, 14 where logits, fp32 logits,
+    log-softmax and gradient each have a block (4). dtensor: tensor parallelism keeps the gathered inputs of its
+    products and splits an unfused loss, as PyTorch's DTensor does; Megatron gathers the inputs again (False)."""
+
+    gradient_bytes: float
+    flash: bool
+    loss_bytes: float
+    dtensor: bool
 
 
 @dataclass(frozen=True)
@@ -55,11 +71,11 @@ def stage_parameters(model: Transformer, layout: Layout, stage: str) -> tuple[fl
     return (share * dense + ends) / layout.tp, share * routed / (layout.tp * layout.ep)
 
 
-def _layer_bytes(model: Transformer, layout: Layout, flash: bool) -> tuple[float, float, float]:
+def _layer_bytes(model: Transformer, layout: Layout, flash: bool, dtensor: bool) -> tuple[float, float, float]:
     """Activations of a layer for one token, split by tensor parallelism: (outside, inside, attention scores)."""
     h, t = float(model.hidden), layout.tp
     masks = 0.0 if model.gated else 2 * h  # one byte an element, after attention and after the MLP
-    outside = 4 * h + 4 * h + masks  # inputs of both norms; inputs of the QKV and of the MLP product
+    norms, products = 4 * h + masks, 4 * h  # inputs of both norms; inputs of the QKV and of the MLP product
     attention = 2 * (model.q_width + 2 * model.kv_width) + 2 * model.q_width  # Q, K, V and the input of the projection
     per_width = 6.0 if model.gated else 4.0  # gate, up and their product; or the GELU's input and output
     mlp = per_width * model.width * (model.layers - model.moe_layers)
@@ -69,16 +85,18 @@ def _layer_bytes(model: Transformer, layout: Layout, flash: bool) -> tuple[float
         mlp += model.moe_layers * (per_width * model.expert_width * visited + 4 * h * model.moe.active * t)
     # 2 bytes softmax, 2 bytes and a mask dropout; a fused attention keeps the log-sum-exp of a row
     scores = 4.0 * model.heads if flash else (2.0 if model.gated else 5.0) * model.heads * model.seq
-    outside = outside / t if layout.sequence_parallel else outside
+    split = t if layout.sequence_parallel else 1
+    outside = norms / split + products / (1 if dtensor else split)
     return outside, (attention + mlp / model.layers) / t, scores / t
 
 
 def activation_bytes(
-    model: Transformer, layout: Layout, flash: bool = False, codec: Bits | None = None
+    model: Transformer, layout: Layout, flash: bool = False, codec: Bits | None = None, dtensor: bool = False
 ) -> tuple[float, float]:
-    """(kept, working) bytes of one layer and micro-batch. codec: the 16-bit activations are kept as its codes."""
+    """(kept, working) bytes of one layer and micro-batch. codec: the 16-bit activations are kept as its codes. flash,
+    dtensor: see ``Software``."""
     tokens = layout.micro_batch * model.seq / layout.cp
-    outside, inside, scores = _layer_bytes(model, layout, flash)
+    outside, inside, scores = _layer_bytes(model, layout, flash, dtensor)
     whole = tokens * (outside + inside + scores)
     scores_again = 0.0 if flash else tokens * scores
     # The input of a layer is split only where the sequence is.
@@ -107,34 +125,35 @@ def _in_flight(layout: Layout, stage: str) -> float:
 
 
 def memory(
-    model: Transformer, layout: Layout, *, compression: Compression | None = None, gradient_bytes: float = 4.0,
-    flash: bool = False, stage: str = "worst", loss_bytes: float = FUSED_LOSS_BYTES,
+    model: Transformer, layout: Layout, *, compression: Compression | None = None, stage: str = "worst",
+    **software: Unpack[Software],
 ) -> Memory:  # fmt: skip
-    """Memory of a GPU of this stage; "worst": of the first or the last, whichever needs more. gradient_bytes: width of
-    the accumulated gradients, 2 or 4. flash: attention is fused and keeps no scores. loss_bytes: that the loss holds a
-    logit at its peak; 4 where it is fused, 14 where logits, fp32 logits, log-softmax and gradient are there at once."""
+    """Memory of a GPU of this stage; "worst": of the first or the last, whichever needs more. software: see
+    ``Software``; a generation's are ``software_facts(name).memory``."""
     instance("model", model, Transformer)
     instance("layout", layout, Layout)
     layout.check(model)
     instance("compression", compression, Compression, none=True)
-    one_number("gradient_bytes", gradient_bytes)
-    one_number("loss_bytes", loss_bytes)
-    boolean("flash", flash)
+    for name, given in software.items():
+        if name in ("gradient_bytes", "loss_bytes"):
+            one_number(name, given)
+        elif name in ("flash", "dtensor"):
+            boolean(name, given)
+        else:
+            raise TypeError(f"memory() has no argument {name!r}; accepted are {', '.join(Software.__annotations__)}")
     if compression is not None:
         compression.check(layout)
     if stage not in STAGES:
         raise ValueError(f"stage must be one of {', '.join(STAGES)}; got {stage!r}")
     if stage == "worst":
-        found = [
-            _memory(model, layout, compression, gradient_bytes, flash, each, loss_bytes) for each in ("first", "last")
-        ]
+        found = [_memory(model, layout, compression, each, **software) for each in ("first", "last")]
         return max(found, key=lambda m: m.total)
-    return _memory(model, layout, compression, gradient_bytes, flash, stage, loss_bytes)
+    return _memory(model, layout, compression, stage, **software)
 
 
 def _memory(
-    model: Transformer, layout: Layout, compression: Compression | None, gradient_bytes: float, flash: bool, stage: str,
-    loss_bytes: float,
+    model: Transformer, layout: Layout, compression: Compression | None, stage: str, *, gradient_bytes: float = 4.0,
+    flash: bool = False, loss_bytes: float = FUSED_LOSS_BYTES, dtensor: bool = False,
 ) -> Memory:  # fmt: skip
     chosen = compression or Compression()
     ranks = layout.dp * layout.cp
@@ -152,14 +171,16 @@ def _memory(
     else:
         states = held(MASTER_BYTES + moment, 1) + moment * (dense + routed)
     states += 4.0 * (dense + routed) if chosen.feedback else 0.0
-    kept, working = activation_bytes(model, layout, flash, chosen.activations)
+    kept, working = activation_bytes(model, layout, flash, chosen.activations, dtensor)
     layers = layout.stage_layers(model)
     tokens = layout.micro_batch * model.seq / layout.cp
     if layout.zero == 3 and ranks > 1:  # one layer's whole weights are gathered at a time
         working += WEIGHT_BYTES * (dense + routed) / layers
     if stage == "last" or layout.pp == 1:
         # the last norm's and the output product's input, and what the loss holds
-        working += tokens * (4.0 * model.hidden + loss_bytes * model.vocab) / layout.tp
+        inputs = 2.0 * model.hidden * (1 / layout.tp + (1 if dtensor else 1 / layout.tp))
+        held_by_loss = loss_bytes + (VOCABULARY_PARALLEL_BYTES if dtensor and layout.tp > 1 else 0.0)
+        working += tokens * (inputs + held_by_loss * model.vocab / layout.tp)
     return Memory(
         weights=held(WEIGHT_BYTES, 3),
         gradients=held(gradient_bytes, 2),

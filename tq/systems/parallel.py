@@ -75,10 +75,7 @@ def layouts(
                                     found = Layout(
                                         tp, pp, dp, micro, global_batch, mode, parallel, v, stage, cp=cp, ep=ep
                                     )
-                                    held = memory(
-                                        model, found, compression=compression, flash=facts.flash,
-                                        gradient_bytes=facts.gradient_bytes, loss_bytes=facts.loss_bytes,
-                                    )  # fmt: skip
+                                    held = memory(model, found, compression=compression, **facts.memory)
                                     if held.total <= limit:
                                         yield found
 

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tq.systems.checks import Real, instance
-from tq.systems.efficiency import Efficiency, software_facts
+from tq.systems.efficiency import Efficiency, Facts, software_facts
 from tq.systems.efficiency import efficiency as fitted
 from tq.systems.hardware import GIB, NVLINK_LATENCY_S, Cluster
 from tq.systems.layout import Compression, Layout
@@ -237,7 +237,7 @@ def predict(
 
     shard = numbers / ranks if layout.zero else numbers
     optimizer = shard * OPTIMIZER_BYTES / rates.hbm
-    codec = _codec_s(model, layout, cluster, compression, facts.flash, numbers, shard, facts.gradient_bytes)
+    codec = _codec_s(model, layout, cluster, compression, facts, numbers, shard)
 
     # the stage with the output layer may hold fewer layers; the slower kind sets the pace
     spare = 1 if layers * p > model.layers else 0
@@ -260,10 +260,7 @@ def predict(
     }
     iteration = sum(parts[name] for name in PARTS)
     parts["dp_total"] = dp
-    held = memory(
-        model, layout, compression=compression, gradient_bytes=facts.gradient_bytes, flash=facts.flash,
-        loss_bytes=facts.loss_bytes,
-    )  # fmt: skip
+    held = memory(model, layout, compression=compression, **facts.memory)
     per_gpu = iteration * cluster.gpus * 1e12
     return Prediction(
         iteration_s=iteration,
@@ -278,8 +275,8 @@ def predict(
 
 
 def _codec_s(
-    model: Transformer, layout: Layout, cluster: Cluster, compression: Compression | None, flash: bool,
-    numbers: float, shard: float, gradient_bytes: float,
+    model: Transformer, layout: Layout, cluster: Cluster, compression: Compression | None, facts: Facts,
+    numbers: float, shard: float,
 ) -> Real:  # fmt: skip
     """Encoding and decoding, none of it hidden. Bytes touched at a share of the memory bandwidth, or elements at the
     measured speed."""
@@ -288,14 +285,14 @@ def _codec_s(
     touched, elements = 0.0, 0.0
     traffic = compression.traffic
     if traffic is not None and layout.dp * layout.cp > 1:
-        wide, code = gradient_bytes, traffic.bytes_per_element
+        wide, code = facts.gradient_bytes, traffic.bytes_per_element
         times = layout.micro_batches if layout.zero >= 2 else 1
         both = layout.zero == 0 or compression.momentum is not None
         # encode all, decode and add what the others sent of this rank's share; then once more for the way back
         touched += times * numbers * (wide + 2 * code) + (numbers * (wide + 2 * code) if both else 0.0)
         elements += times * 2 * numbers + (2 * numbers if both else 0.0)
     if compression.activations is not None:
-        kept, _ = activation_bytes(model, layout, flash)
+        kept, _ = activation_bytes(model, layout, facts.flash, dtensor=facts.memory["dtensor"])
         count = kept / FP16 * layout.stage_layers(model) * layout.micro_batches
         touched += 2 * count * (FP16 + compression.activations.bytes_per_element)
         elements += 2 * count

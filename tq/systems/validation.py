@@ -153,10 +153,8 @@ def _memory(row: dict[str, str]) -> Row:
     facts = software_facts(row["software"])
     # The figure's states are those of a stage without embedding, its activations those of the first one.
     states, total = "optimizer" in row["metric"], "total" in row["metric"]
-    held = memory(
-        shape(row), layout(row), gradient_bytes=facts.gradient_bytes, flash=facts.flash, loss_bytes=facts.loss_bytes,
-        stage="middle" if states else "worst" if total else "first",
-    )  # fmt: skip
+    stage = "middle" if states else "worst" if total else "first"
+    held = memory(shape(row), layout(row), stage=stage, **facts.memory)
     value = held.weights + held.gradients + held.states if states else held.total if total else held.activations
     value /= GIB
     return Row(

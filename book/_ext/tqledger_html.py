@@ -90,6 +90,7 @@ def table(view: View) -> str:
     )
 
 
+SHOWN = 6  # results of a chapter that a row shows; the others are a click away
 HEADS = ("Id", "Claim", "Verdict", "Condition", "Evidence")
 
 
@@ -136,7 +137,10 @@ def evidence(view: View, verdict: ledger.Verdict) -> str:
         stale = f"{item.chapter}@{item.view}" in view.book.stale
         mark = ' <strong class="tq-stale">stale</strong>' if stale else ""
         chapter = view.to(f"notebooks/{item.chapter}")
-        parts.append(f"{chapter} <small>({escape(item.view)}) {escape(item.text)}</small>{mark}")
+        results = item.text.split(", ")
+        first, rest = (escape(", ".join(some)) for some in (results[:SHOWN], results[SHOWN:]))
+        more = f"<details><summary>{len(results) - SHOWN} more</summary><small>{rest}</small></details>" if rest else ""
+        parts.append(f"{chapter} <small>({escape(item.view)}) {first}</small>{mark}{more}")
     waiting = verdict.verdict in (ledger.NOT_MEASURED, ledger.NOT_YET)
     page = place(view, verdict.chapter) if waiting else None
     if page:

@@ -372,6 +372,19 @@ def test_the_page_works_without_scripts(tqledger: ModuleType, root: Path) -> Non
         assert v.condition in shown
     assert "No verdict has changed" in page
 
+@sphinx_build
+def test_long_evidence_is_folded(tqledger: ModuleType, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.import_module("tqledger_html"), "SHOWN", 1)
+    both(root)
+    page = build(root, {"index": LEDGER})[0]["index"]
+    rows = dict(re.findall(r'<tr role="row" id="claim-([^"]+)"(.*?)</tr>', page, re.DOTALL))
+    several = [(v.id, e) for v in claims.verdicts() for e in v.evidence if len(e.keys) > 1]
+    assert several and page.count(" more</summary>") == len(several)
+    for name, evidence in several:
+        first, rest = evidence.text.split(", ", 1)
+        folded = f"<summary>{len(evidence.keys) - 1} more</summary><small>{rest}</small>"
+        assert f"{first}</small>" in rows[name] and folded in rows[name]
+
 
 @sphinx_build
 def test_citations_link_both_ways(tqledger: ModuleType, root: Path) -> None:

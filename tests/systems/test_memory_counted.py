@@ -62,9 +62,11 @@ class Blocks(TorchDispatchMode):
     def _take(self, storage: Any) -> None:
         size, key = storage.nbytes(), storage._cdata
         fits = [block for block in self.free if block >= size]
-        block = min(fits) if fits else size
-        self.free.remove(block) if fits else None
-        self.taken += 0 if fits else size
+        block = min(fits, default=size)
+        if fits:
+            self.free.remove(block)
+        else:
+            self.taken += size
         self.seen.add(key)
 
         def freed() -> None:

@@ -19,8 +19,8 @@ def test_a_changed_result_changes_the_table(monkeypatch: pytest.MonkeyPatch) -> 
     fake = {"device_name": "a device", "results": {"nmse/gradient/best": entry}}
     monkeypatch.setattr(readme, "load", lambda chapter, device: fake if device == "cpu" else None)
     lines = readme.table().splitlines()
-    assert "a device" in lines[0] and "| 0.1235 | not measured |" in lines[2]
-    assert "| not measured | not measured |" in lines[3]
+    assert lines[2].endswith("| 0.1235 | not measured | a device |")
+    assert lines[3].endswith("| not measured | not measured |  |")
 
 
 def test_missing_markers_are_said() -> None:

@@ -39,7 +39,7 @@ _ROWS = (
 def table() -> str:
     """Markdown table of the committed full results; "not measured" where there is none.
 
-    A column for the CPU and one for the GPU. The machine is named row by row, as chapters are recorded one at a time and
+    A column for the CPU and one for the GPU. Each row names its machine, as chapters are recorded one at a time and
     not all on the same one.
     """
     lines = ["| full profile | CPU | GPU | measured on |", "|---|---:|---:|---|"]

@@ -258,7 +258,7 @@ def test_a_chapter_that_exists_waits_for_its_gpu(root: Path) -> None:
     assert before.verdict == ledger.NOT_YET and "kernels, which is not written yet" in before.condition
     (root / "notebooks" / "kernels.ipynb").write_text("{}")
     assert verdict("T-013").verdict == ledger.NOT_MEASURED
-    assert verdict("S3-044").verdict == ledger.NOT_YET  # a CPU can decide that one; its chapter is not written
+    assert verdict("S3-045").verdict == ledger.NOT_YET  # a CPU can decide that one; its chapter is not written
 
 
 @pytest.mark.parametrize("change", [{"verdict": "true"}, {"confidence": ""}, {"evidence": ()}, {"would_change": ""}])

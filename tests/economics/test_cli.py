@@ -89,11 +89,14 @@ def test_a_run_that_does_not_fit_is_not_priced_in_silence(capsys: pytest.Capture
     assert "DOES NOT FIT" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("arguments", [["prices", "--max-age-days", "9999"], ["--help"], ["breakeven", "--json"]])
-def test_a_closed_pipe_is_no_traceback(arguments: list[str]) -> None:
+CLOSED = ["economics prices --max-age-days 9999", "economics --help", "economics breakeven --json", "book claims"]
+
+
+@pytest.mark.parametrize("asked", CLOSED)
+def test_a_closed_pipe_is_no_traceback(asked: str) -> None:
     read, write = os.pipe()
     os.close(read)
-    command = [sys.executable, "-m", "tq.economics", *arguments]
+    command = [sys.executable, "-m", *f"tq.{asked}".split()]
     done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
     os.close(write)
     assert done.stderr == "" and done.returncode == 0

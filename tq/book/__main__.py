@@ -186,4 +186,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from tq.economics.console import run
+
+    sys.exit(run(main))

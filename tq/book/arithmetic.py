@@ -207,6 +207,29 @@ SUMS: dict[str, Sum] = {
         lambda: {"in bf16": 50e6 / 2 / 1e9, "at 4 bits with scales": 50e6 * 8 / STORED / 1e9},
         "billion parameters", note="That is what fits.", would_change="A GPU with a cache of half a gigabyte.",
     ),
+    # --- the memory of a GPU ----------------------------------------------------------------------------------
+    "S3-038": Sum(
+        "lanes * operands * 4 bytes * 1.755 GHz: an H100 has 132 multiprocessors of 128 lanes",
+        lambda: {
+            "for one multiprocessor that reads two operands": 128 * 2 * 4 * 1.755e9 / 1e12,
+            "for one that reads three": 128 * 3 * 4 * 1.755e9 / 1e12,
+            "for the whole GPU": 132 * 128 * 3 * 4 * 1.755e9 / 1e12,
+        }, "TB/s", LOOSE, note="The claim does not say of what.",
+    ),
+    "S3-040": Sum(
+        "multiprocessors * 128 bytes a clock",
+        lambda: {
+            "for an A100 (108 at 1.41 GHz)": 108 * 128 * 1.41e9 / 1e12,
+            "for the H100 that it is about (132 at 1.755 GHz)": 132 * 128 * 1.755e9 / 1e12,
+        }, "TB/s",
+    ),
+    "S3-044": Sum(
+        "channels * 8 bytes * transfers a second",
+        lambda: {
+            "for eight channels of DDR4-3200": 8 * 8 * 3.2, "for eight of DDR5-4800": 8 * 8 * 4.8,
+            "for twelve of DDR5-4800": 12 * 8 * 4.8, "as a GPU sees it through PCIe 5.0 (data/sources.csv)": 64.0,
+        }, "GB/s", would_change="The machine that is meant.", confidence="medium",
+    ),
     # --- checkpoints ------------------------------------------------------------------------------------------
     "S2-001": Sum(
         "70e9 * bytes a parameter",
@@ -243,6 +266,15 @@ SUMS: dict[str, Sum] = {
     "S3-067": Sum(
         "parameters of 32 layers of width 4,096 with 8 experts of 14,336, and of the 2 that a token visits", _mixtral,
         "billion", TIGHT, claimed=(12.9, 47.0),
+    ),
+    "S4-012": Sum(
+        "log10 of a quotient of 25,000 GPUs for 100 days (read as 1e26 operations), ten hours on 8 GPUs, and 7B "
+        "parameters with 100 billion tokens on 8 cards",
+        lambda: {
+            "in GPU-hours, between the first instance and the second": math.log10(25_000 * 2400 / (8 * 10)),
+            "in operations, between the first and the third": math.log10(1e26 / (6 * 7e9 * 1e11)),
+            "in GPUs": math.log10(25_000 / 8),
+        }, "orders", note="The document's own exponents are lost.", confidence="medium",
     ),
     "S4-050": Sum("8 * 16 * 16", lambda: {"as the product of the three degrees": 8.0 * 16 * 16}, "GPUs", TIGHT),
     "S4-051": Sum(

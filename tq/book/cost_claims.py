@@ -191,6 +191,21 @@ def _peak(gpu: str) -> Rule:
     return rule
 
 
+def days(claim: Claim, facts: Facts) -> Finding:
+    """2.15e25 operations on 25,000 A100, an estimate: as long as the claimed days at a share of the peak within the
+    80 % interval of published runs; in part where only one end is."""
+    low, high = claim.ends()
+    peak = facts(COST, "peak/a100-80gb") * 1e12
+    share = [2.15e25 / (25_000 * peak * 86_400 * day) for day in (high, low)]
+    seen = facts(COST, "realised/low"), facts(COST, "realised/high")
+    text = (
+        f"an estimated 2.15e25 operations on 25,000 A100 take as long at {share[0]:.0%} to {share[1]:.0%} of the peak"
+    )
+    text += f"; published runs realised {seen[0]:.0%} to {seen[1]:.0%}. Its maker published neither figure"
+    inside = [seen[0] <= each <= seen[1] for each in share]
+    return Finding(graded(all(inside), any(inside)), text, "Its maker's own account.", "low", "FLOP / (n peak days)")
+
+
 def generations(claim: Claim, facts: Facts) -> Finding:
     """Every step from V100 to B200 in the range, to a tenth; in part some end."""
     low, high = claim.ends()
@@ -231,6 +246,7 @@ RULES: dict[str, Rule] = {
     "S0-032": _row("frontier", ("llama-3.1-405b",), listed="on-demand/h200", note="Its plus signs allow for more GPUs"),
     "S0-033": _duration("frontier", ("llama-3.1-405b",)),
     "S3-001": _published(("gpt-4",)),
+    "S3-004": days,
     "S3-059": _published(("l2-7b",), shorter="7b"),
     "S3-060": _published(("l2-70b", "l31-hours-70b")),
     "S3-061": _published(("l31-hours-405b",)),

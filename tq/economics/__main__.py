@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Callable, Sequence
 from datetime import date
@@ -16,6 +15,7 @@ from typing import NoReturn
 
 from tq.economics import calculator, energy, prices
 from tq.economics.answers import COMMANDS
+from tq.economics.console import run
 from tq.systems import hardware
 from tq.systems.efficiency import generations
 from tq.systems.model import PRESETS
@@ -224,19 +224,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if answer.get("problems") else 0
 
 
-def run() -> int:
-    """`main` for a process of its own, whose output may be read by a program that closes the pipe early."""
-    code: object = 0
-    try:
-        try:
-            code = main()
-        except SystemExit as stop:  # of --help and of errors
-            code = stop.code
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left is flushed at exit
-    return code if isinstance(code, int) else 0
-
-
 if __name__ == "__main__":
-    sys.exit(run())
+    sys.exit(run(main))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -14,6 +15,7 @@ import pytest
 
 from tq.economics import calculator, prices
 from tq.economics.__main__ import EXAMPLES, main
+from tq.economics.console import progress
 from tq.systems import tables
 
 DAY = ["--as-of", prices.load().newest.isoformat()]
@@ -100,6 +102,19 @@ def test_a_closed_pipe_is_no_traceback(asked: str) -> None:
     done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
     os.close(write)
     assert done.stderr == "" and done.returncode == 0
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("stream", [Terminal, io.StringIO])
+def test_progress_shows_on_a_terminal_only(stream: type[io.StringIO], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", stream())
+    assert list(progress([64, 128], "{} GPUs".format)) == [64, 128]
+    said = sys.stderr.getvalue()  # type: ignore[attr-defined]
+    assert ("1 of 2, now 128 GPUs" in said and said.endswith("\r\x1b[K")) if stream is Terminal else not said
 
 
 def test_memory_of_a_shape_of_one_s_own(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ import datetime
 from collections.abc import Callable
 from typing import Any
 
-from tq.economics import breakeven, calculator, pareto, prices, training_cost
+from tq.economics import breakeven, calculator, console, pareto, prices, training_cost
 from tq.economics.intervals import Interval
 from tq.systems import Bits, Cluster, Compression, Layout, Transformer, best, hardware, layouts, memory
 from tq.systems.efficiency import software_facts
@@ -269,29 +269,32 @@ def pareto_front(given: argparse.Namespace) -> Answer:
     providers = sorted({price.provider for price in book.prices})
     if given.provider not in (None, *providers):
         raise ValueError(f"provider={given.provider!r}: accepted are {', '.join(providers)}")
-    offers: list[dict[str, Any]] = []
-    skipped: list[str] = []
+    clusters: list[tuple[str, list[prices.Price], float | None, int]] = []
     for gpu in book.gpus:
         if not any(p.gpu == gpu and p.kind == given.kind and given.provider in (None, p.provider) for p in book.prices):
             continue
         found = [p for p in _offers(given, gpu) if p.network_gbit_per_gpu is not None or not given.stated_network]
         for gbit in sorted({p.network_gbit_per_gpu for p in found}, key=lambda rate: rate or 0.0):
-            for count in given.gpus:
-                cluster = _cluster(gpu, count, None, gbit)
-                try:
-                    layout, step = best(shape, cluster, given.batch, given.software)
-                except ValueError as error:
-                    skipped.append(str(error))
-                    continue
-                hours = given.tokens / step.tokens_per_iteration * float(step.iteration_s) / 3600
-                for price in (p for p in found if p.network_gbit_per_gpu == gbit):
-                    offers.append({
-                        "provider": price.provider, "gpu": gpu, "gpus": count, "kind": price.kind,
-                        "usd_per_gpu_hour": price.usd_per_gpu_hour, "date": price.date.isoformat(),
-                        "network_gbit_per_gpu": float(cluster.inter_bytes_per_s) * 8 / 1e9,
-                        "network_is_stated": gbit is not None, "hours": hours,
-                        "usd": hours * count * price.usd_per_gpu_hour, "layout": dataclasses.asdict(layout),
-                    })  # fmt: skip
+            asked = [p for p in found if p.network_gbit_per_gpu == gbit]
+            clusters += [(gpu, asked, gbit, count) for count in given.gpus]
+    offers: list[dict[str, Any]] = []
+    skipped: list[str] = []
+    for gpu, asked, gbit, count in console.progress(clusters, lambda it: f"{it[3]} {it[0]}"):
+        cluster = _cluster(gpu, count, None, gbit)
+        try:
+            layout, step = best(shape, cluster, given.batch, given.software)
+        except ValueError as error:
+            skipped.append(str(error))
+            continue
+        hours = given.tokens / step.tokens_per_iteration * float(step.iteration_s) / 3600
+        for price in asked:
+            offers.append({
+                "provider": price.provider, "gpu": gpu, "gpus": count, "kind": price.kind,
+                "usd_per_gpu_hour": price.usd_per_gpu_hour, "date": price.date.isoformat(),
+                "network_gbit_per_gpu": float(cluster.inter_bytes_per_s) * 8 / 1e9,
+                "network_is_stated": gbit is not None, "hours": hours,
+                "usd": hours * count * price.usd_per_gpu_hour, "layout": dataclasses.asdict(layout),
+            })  # fmt: skip
     if not offers:
         raise ValueError("no offer fits: " + ("; ".join(skipped) or "no price of that kind and provider"))
     keep = pareto.front([o["hours"] for o in offers], [o["usd"] for o in offers])

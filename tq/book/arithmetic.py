@@ -214,7 +214,7 @@ SUMS: dict[str, Sum] = {
             "for one multiprocessor that reads two operands": 128 * 2 * 4 * 1.755e9 / 1e12,
             "for one that reads three": 128 * 3 * 4 * 1.755e9 / 1e12,
             "for the whole GPU": 132 * 128 * 3 * 4 * 1.755e9 / 1e12,
-        }, "TB/s", LOOSE, note="The claim does not say of what.",
+        }, "TB/s", note="The claim does not say of what.",
     ),
     "S3-040": Sum(
         "multiprocessors * 128 bytes a clock",
@@ -268,10 +268,11 @@ SUMS: dict[str, Sum] = {
         "billion", TIGHT, claimed=(12.9, 47.0),
     ),
     "S4-012": Sum(
-        "log10 of a quotient of 25,000 GPUs for 100 days (read as 1e26 operations), ten hours on 8 GPUs, and 7B "
+        "log10 of a quotient of 25,000 GPUs for 100 days (read as 1e26 operations), hours on 8 GPUs, and 7B "
         "parameters with 100 billion tokens on 8 cards",
         lambda: {
-            "in GPU-hours, between the first instance and the second": math.log10(25_000 * 2400 / (8 * 10)),
+            "in GPU-hours, if the second instance takes three hours": math.log10(25_000 * 2400 / (8 * 3)),
+            "in GPU-hours, if it takes a day": math.log10(25_000 * 2400 / (8 * 24)),
             "in operations, between the first and the third": math.log10(1e26 / (6 * 7e9 * 1e11)),
             "in GPUs": math.log10(25_000 / 8),
         }, "orders", note="The document's own exponents are lost.", confidence="medium",

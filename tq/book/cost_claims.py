@@ -192,18 +192,17 @@ def _peak(gpu: str) -> Rule:
 
 
 def days(claim: Claim, facts: Facts) -> Finding:
-    """2.15e25 operations on 25,000 A100, an estimate: as long as the claimed days at a share of the peak within the
-    80 % interval of published runs; in part where only one end is."""
+    """2.15e25 operations on 25,000 A100: in part where that takes the claimed days at shares of the peak within the
+    80 % interval of published runs. Never more: the operations are estimated by the account that has the days."""
     low, high = claim.ends()
     peak = facts(COST, "peak/a100-80gb") * 1e12
     share = [2.15e25 / (25_000 * peak * 86_400 * day) for day in (high, low)]
     seen = facts(COST, "realised/low"), facts(COST, "realised/high")
-    text = (
-        f"an estimated 2.15e25 operations on 25,000 A100 take as long at {share[0]:.0%} to {share[1]:.0%} of the peak"
-    )
-    text += f"; published runs realised {seen[0]:.0%} to {seen[1]:.0%}. Its maker published neither figure"
-    inside = [seen[0] <= each <= seen[1] for each in share]
-    return Finding(graded(all(inside), any(inside)), text, "Its maker's own account.", "low", "FLOP / (n peak days)")
+    text = "an estimated 2.15e25 operations (data/sources.csv, gpt4-gpus) on 25,000 A100 take as long at "
+    text += f"{share[0]:.0%} to {share[1]:.0%} of the peak; published runs realised {seen[0]:.0%} to {seen[1]:.0%}. "
+    text += "One account agrees with itself so: its maker published neither figure"
+    inside = all(seen[0] <= each <= seen[1] for each in share)
+    return Finding(graded(False, inside), text, "Its maker's own account.", "low", "FLOP / (n peak days)")
 
 
 def generations(claim: Claim, facts: Facts) -> Finding:

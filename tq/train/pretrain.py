@@ -98,7 +98,7 @@ def campaign(long: Run, sizes: dict[str, tuple[float, int]], others: dict[str, d
         sizes: learning rate and number of pairs of each preset, the first of which also runs the ``others`` once.
         others: fields of further rules by name.
     """
-    code = {"variant": "gradient", "warmup": long.steps // 5}
+    code: dict[str, Any] = {"variant": "gradient", "warmup": long.steps // 5}
     runs = {}
     for preset, (rate, pairs) in sizes.items():
         size = replace(long, preset=preset, lr=rate)

@@ -67,7 +67,7 @@ def train(task: dict[str, Any], device: str = "cpu") -> dict[str, Any]:
         in bits a byte; unigram: that of single tokens; step_s: mean seconds a step of all workers, one after the
         other; drift between replicas; corpus: its SHA-256; corpus_bytes.
     """
-    given = {key: tuple(value) if isinstance(value, list) else value for key, value in task.items() if key != "vocab"}
+    given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in task.items() if k != "vocab"}
     run = Run(**given)
     corpus = python_sources(task["vocab"], run.max_bytes)
     trained = lossgap.trainer(run, device, corpus)

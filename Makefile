@@ -35,6 +35,7 @@ help: ## list the targets and the variables
 	@echo "  CHAPTERS=          chapters of 'reproduce', e.g. CHAPTERS=\"rotation-and-codebook training-tensors\"; empty: all"
 	@echo "  JOBS=1             chapters of 'reproduce' that run at the same time"
 	@echo "  FORCE=             FORCE=1: 'reproduce' also re-runs chapters that are up to date"
+	@echo "  MINUTES=           'reproduce' stops after so many minutes, and goes on where it was when called again"
 	@echo "  WORKERS=2          processes of 'test' and 'soak'"
 	@echo "  PORT=8000          port of 'serve'"
 	@echo "  PYTHON=            interpreter for 'setup', e.g. PYTHON=python3.12; empty: the newest that is found"
@@ -50,7 +51,7 @@ $(VENV)/.ready: requirements.lock pyproject.toml
 	@touch $@
 
 reproduce: $(READY) ## re-execute the chapters, rebuild figures, tables and HTML, report what moved
-	@$(PY) -m tq.book reproduce $(CHAPTERS) --device $(DEVICE) --profile $(PROFILE) --jobs $(JOBS) $(if $(FORCE),--force) --book
+	@$(PY) -m tq.book reproduce $(CHAPTERS) --device $(DEVICE) --profile $(PROFILE) --jobs $(JOBS) $(if $(FORCE),--force) $(if $(MINUTES),--minutes $(MINUTES)) --book
 
 test: check ## check, then every test, then every notebook cell by cell (nbval)
 	@.ci/browser

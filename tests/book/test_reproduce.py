@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from tests.book import helpers as h
+from tq.book.reproduce import ON_A_GPU, in_order, select
 
 FIGURE = """from tq.book import figures
 fig, ax = figures.figure("half")
@@ -105,6 +106,28 @@ def test_kills_and_what_follows_them(tmp_path: Path) -> None:
     again = h.tq_book(root, "reproduce")
     assert time.monotonic() - begin < 10 and again.stderr.count("unchanged since") == 2
     assert h.results(root, "slow") == found
+
+
+def test_a_run_may_end_after_some_minutes_and_goes_on(tmp_path: Path) -> None:
+    root = h.book(tmp_path, {"slow": SLOW})
+    run = start(root, "--minutes", "0.2")
+    kernel = kernel_of(root, 1)
+    assert run.wait(timeout=60) == 130 and not lives(kernel)
+    assert "the time is up; finished chapters, pieces and runs are kept" in (root / "log").read_text(encoding="utf-8")
+    (root / "go-on").touch()
+    last = h.tq_book(root, "reproduce", "--minutes", "5")
+    assert last.returncode == 0, last.stderr
+    assert noted(root).count("first") == 1
+    assert "minutes=0.0: more than 0" in h.tq_book(root, "reproduce", "--minutes", "0").stderr
+
+
+def test_a_gpu_runs_first_what_it_tells_most_about() -> None:
+    names = select([])
+    assert in_order(names, "cpu") == names
+    first = in_order(names, "cuda")
+    assert first[:2] == ["kernels", "compressed-adamw"] and sorted(first) == sorted(names)
+    assert set(ON_A_GPU) <= set(names)
+    assert [name for name in first if name not in ON_A_GPU] == [name for name in names if name not in ON_A_GPU]
 
 
 def test_a_failing_chapter_is_reported_and_stops_no_other(tmp_path: Path) -> None:

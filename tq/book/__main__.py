@@ -16,6 +16,7 @@ EXAMPLES = """examples:
   python -m tq.book reproduce                              every chapter that is not up to date
   python -m tq.book reproduce distortion --profile full    one chapter, as its verdicts need it
   python -m tq.book reproduce --device cuda --jobs 2       two chapters at a time
+  python -m tq.book reproduce --device cuda --profile full --minutes 9   as far as it comes; again to go on
   python -m tq.book status                                 what is committed, fresh, stale
   python -m tq.book diff                                   fresh results beside the committed ones
   python -m tq.book promote distortion                     commit-ready results and notebook of one chapter
@@ -51,6 +52,7 @@ def parser() -> argparse.ArgumentParser:
         "--keep", metavar="COMMIT",
         help="runs made by the code of a commit count again, if every tenth of them, computed anew, has the same bits",
     )  # fmt: skip
+    run.add_argument("--minutes", type=float, metavar="N", help="stop after so long; the next run continues")
     run.add_argument("--book", action="store_true", help="then build the HTML of what was executed")
 
     commands.add_parser("status", parents=[some], help="what is committed, fresh and stale")
@@ -101,7 +103,8 @@ def _run(given: argparse.Namespace) -> int:
 
         if given.keep:
             os.environ[KEEP] = full_commit(given.keep)
-        return reproduce(given.chapters, given.device, given.profile, given.jobs, given.force, given.book)
+        view = given.chapters, given.device, given.profile
+        return reproduce(*view, given.jobs, given.force, given.book, given.minutes)
     if given.command == "outcomes":
         from tq.book import outcomes
         from tq.book.reproduce import select

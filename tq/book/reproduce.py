@@ -27,6 +27,8 @@ from tq.book.provenance import cores, resolve_device
 from tq.book.runs import Busy, lock, now
 
 OK, FAILED, REFUSED, INTERRUPTED = 0, 1, 2, 130
+# What a GPU tells more about than a CPU, the most wanted first: one may be lent for minutes only.
+ON_A_GPU = ("kernels", "compressed-adamw", "activation-memory", "optimizer-state", "training-tensors", "distortion")
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
 
 
@@ -39,6 +41,14 @@ def select(chapters: Sequence[str]) -> list[str]:
             hint = f" Did you mean {close[0]!r}?" if close else ""
             raise ValueError(f"no chapter {name!r}.{hint} Chapters: {', '.join(known) or 'none yet'}")
     return [name for name in known if not chapters or name in chapters]
+
+
+def in_order(chapters: Sequence[str], device: str) -> list[str]:
+    """The order in which they are run: the book's, on a GPU by what it tells, the others after that."""
+    if device != "cuda":
+        return list(chapters)
+    rank = {name: number for number, name in enumerate(ON_A_GPU)}
+    return sorted(chapters, key=lambda name: rank.get(name, len(rank)))
 
 
 @dataclass
@@ -220,7 +230,7 @@ def _indented(text: str) -> str:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
+    raise KeyboardInterrupt("the time is up" if number == signal.SIGALRM else "interrupted")
 
 
 def reproduce(
@@ -230,27 +240,38 @@ def reproduce(
     jobs: int = 1,
     force: bool = False,
     book: bool = False,
+    minutes: float | None = None,
 ) -> int:
     """Executes the chapters (none named: all) that are not up to date; returns the exit code.
 
     0: all went through. 1: a chapter or the build of the book failed. 2: another run is under way. 130: interrupted.
     force: also those up to date, and from their beginning. book: build the HTML from what was executed.
+    minutes: interrupt it after so long; what has finished is kept.
     """
     if jobs < 1:
         raise ValueError(f"jobs={jobs!r}: at least 1")
+    if minutes is not None and not 0 < minutes < 1e6:
+        raise ValueError(f"minutes={minutes!r}: more than 0")
     device = resolve_device(device)
     paths.check_view(device, profile)
-    names = select(chapters)
+    names = in_order(select(chapters), device)
     signal.signal(signal.SIGTERM, _interrupt)
+    if minutes is not None:
+        signal.signal(signal.SIGALRM, _interrupt)
+        signal.setitimer(signal.ITIMER_REAL, 60 * minutes)
     try:
         with lock():
             return _locked(names, device, profile, jobs, force, book)
     except Busy as busy:
         print(busy, file=sys.stderr)
         return REFUSED
-    except KeyboardInterrupt:
-        print("\ninterrupted; finished chapters and finished pieces are kept, the next run continues", file=sys.stderr)
+    except KeyboardInterrupt as stop:
+        why = str(stop) or "interrupted"
+        print(f"\n{why}; finished chapters, pieces and runs are kept, the next run continues", file=sys.stderr)
         return INTERRUPTED
+    finally:
+        if minutes is not None:
+            signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def _locked(names: Sequence[str], device: str, profile: str, jobs: int, force: bool, book: bool) -> int:

@@ -85,6 +85,8 @@ RESULTS = {
     },
 }
 
+GPU = {training_claims.ADAMW: {"gpu/gpt2-124m/published": 0.004, "gpu/gpt2-355m/gap": 0.001}}
+
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -92,12 +94,13 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def put(root: Path, changed: dict[str, Any]) -> None:
-    for chapter, values in RESULTS.items():
+    views = [("cpu", *entry) for entry in RESULTS.items()] + [("cuda", *entry) for entry in GPU.items()]
+    for device, chapter, values in views:
         found = {
             key: {"value": changed.get(key, value), "unit": "1", "spread": "none", "n": 3}
             for key, value in values.items()
         }
-        path = root / "data" / "results" / "cpu" / "full" / f"{chapter}.json"
+        path = root / "data" / "results" / device / "full" / f"{chapter}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({"source_hash": "x", "results": found}))
 
@@ -128,6 +131,12 @@ TURNS: list[tuple[str, dict[str, Any], str]] = [
     ("T-021", {}, F),
     ("T-021", {"drop-in/takes-state": False}, P),
     ("T-021", {"drop-in/takes-state": False, "drop-in/same-bits": False}, N),
+    ("T-007", {}, P),
+    ("T-007", {"gpu/gpt2-124m/published": -0.001}, F),
+    ("T-007", {"gpu/gpt2-124m/published": 0.03}, N),
+    ("S0-064", {}, P),
+    ("S0-064", {"gpu/gpt2-124m/published": 0.001}, F),
+    ("S0-064", {"gpu/gpt2-355m/gap": 0.01}, N),
     ("S0-063", {}, P),
     ("S0-063", {"gap-high/published-v3": 0.002}, F),
     ("S0-063", {"larger/gap": 0.02}, N),
@@ -204,7 +213,8 @@ def test_each_rule_follows_the_results(root: Path, name: str, changed: dict[str,
     put(root, changed)
     found = next(v for v in claims.verdicts() if v.id == name)
     assert found.verdict == wanted, found.condition
-    assert found.evidence[0].chapter in RESULTS and found.evidence[0].view == "cpu:full"
+    view = "cuda:full" if any(key.startswith("gpu/") for key in found.evidence[0].keys) else "cpu:full"
+    assert found.evidence[0].chapter in RESULTS and found.evidence[0].view == view
 
 
 def test_every_rule_is_turned_three_ways_and_waits_for_its_results(root: Path) -> None:

@@ -292,7 +292,8 @@ def judge(claim: Claim, facts: Facts) -> Verdict:
     try:
         found = rule(claim, facts)
     except NotRecorded as missing:
-        change = f"The full run: python -m tq.book reproduce {missing.chapter} --profile full."
+        gpu = " --device cuda" if missing.device == "cuda" else ""
+        change = f"The full run: python -m tq.book reproduce {missing.chapter} --profile full{gpu}."
         return Verdict(claim.id, NOT_MEASURED, str(missing), "", (), change, chapter)
     formula = (Evidence(found.formula, found.see),) if found.formula else ()
     evidence = (*facts.evidence(), *formula)

@@ -145,11 +145,11 @@ def graded(whole: bool, part: bool) -> str:
 
 
 class NotRecorded(LookupError):
-    """A rule asked for a result of `chapter` that no full run has recorded."""
+    """A rule asked for a result of `chapter` that no full run has recorded; device: where it would have to run."""
 
-    def __init__(self, chapter: str, message: str) -> None:
+    def __init__(self, chapter: str, message: str, device: str = "cpu") -> None:
         super().__init__(message)
-        self.chapter = chapter
+        self.chapter, self.device = chapter, device
 
 
 @dataclass
@@ -182,6 +182,15 @@ class Facts:
 
     def __call__(self, chapter: str, key: str) -> float:
         return float(self.entry(chapter, key)["value"])
+
+    def on_gpu(self, chapter: str, key: str) -> float:
+        """The result of the full run on a GPU; raises NotRecorded where there is none."""
+        found = self._file(chapter, "cuda", "full")
+        if found is None or found["results"].get(key, {}).get("value") is None:
+            raise NotRecorded(chapter, f"{chapter} has recorded nothing on a GPU that decides it", "cuda")
+        value = found["results"][key]["value"]
+        self.read.append((chapter, key, "cuda:full", value))
+        return float(value)
 
     def evidence(self) -> tuple[Evidence, ...]:
         """What was read, a chapter an entry."""

@@ -85,7 +85,13 @@ RESULTS = {
     },
 }
 
-GPU = {training_claims.ADAMW: {"gpu/gpt2-124m/published": 0.004, "gpu/gpt2-355m/gap": 0.001}}
+GPU = {
+    training_claims.ADAMW: {
+        "gpu/gpt2-124m/published": 0.004,
+        "gpu/gpt2-124m/published/largest-gap": 0.006,
+        "gpu/gpt2-355m/gap": 0.001,
+    }
+}
 
 
 @pytest.fixture
@@ -134,6 +140,9 @@ TURNS: list[tuple[str, dict[str, Any], str]] = [
     ("T-007", {}, P),
     ("T-007", {"gpu/gpt2-124m/published": -0.001}, F),
     ("T-007", {"gpu/gpt2-124m/published": 0.03}, N),
+    ("T-010", {}, P),
+    ("T-010", {"gpu/gpt2-124m/published/largest-gap": 0.002}, F),
+    ("T-010", {"gpu/gpt2-124m/published/largest-gap": 0.05}, N),
     ("S0-064", {}, P),
     ("S0-064", {"gpu/gpt2-124m/published": 0.001}, F),
     ("S0-064", {"gpu/gpt2-355m/gap": 0.01}, N),

@@ -51,12 +51,18 @@ def no_v_communication(claim: Claim, facts: Facts) -> Finding:
     return Finding(verdict, text, "A run whose replicas stay together with local second moments.", "medium")
 
 
+def _pairs(facts: Facts, key: str) -> str:
+    n = facts.entry(ADAMW, key)["n"]
+    return "one pair" if n == 1 else f"mean of {n} pairs"
+
+
 def frozen_variance(claim: Claim, facts: Facts) -> Finding:
     """At a million parameters: divergence is a nat or more, damage a tenth of one."""
     gap = facts(ADAMW, "frozen-v/4")
     verdict = REPRODUCED if gap > 1.0 else PARTLY if gap > FAILS else NOT_REPRODUCED
-    text = f"at a million parameters, 4 bits with feedback and v frozen after a fifth of the run: {gap:+.3f} nats; "
-    return Finding(verdict, text + "mean over pairs; at 124M it was not measured", "The run at 124M.", "low")
+    text = f"at a million parameters, 4 bits with feedback and v frozen after a fifth of the run: {gap:+.3f} nats, "
+    text += _pairs(facts, "frozen-v/4") + "; at 124M it was not measured"
+    return Finding(verdict, text, "The run at 124M.", "low")
 
 
 def mixed_precision(claim: Claim, facts: Facts) -> Finding:
@@ -64,7 +70,7 @@ def mixed_precision(claim: Claim, facts: Facts) -> Finding:
     gaps = {kind: facts(ADAMW, f"amp/{kind}") for kind in ("bfloat16", "float16")}
     same = [kind for kind, gap in gaps.items() if gap < SAME]
     verdict = REPRODUCED if len(same) == 2 else PARTLY if same else NOT_REPRODUCED
-    text = "this project's optimizer under autocast, 4 bits against none, mean over pairs: "
+    text = "this project's optimizer under autocast, 4 bits against none, " + _pairs(facts, "amp/float16") + ": "
     text += ", ".join(f"{gap:+.4f} nats with {kind}" for kind, gap in gaps.items())
     return Finding(verdict, text, "The same on a GPU, whose kernels differ.", "low")
 

@@ -32,11 +32,13 @@ def python_sources(vocab: int, max_bytes: int) -> Corpus:
     package = Path(torch.__file__).parent
     files = {part for split in stdlib(None) for part in split}
     files |= {path.read_bytes() for path in package.rglob("*.py")}
-    text, room = [], max_bytes
+    text: list[bytes] = []
+    room = max_bytes
     for content in sorted(files, key=lambda content: hashlib.sha256(content).digest()):
-        if len(content) <= room and _is_text(content):
+        size = len(content) + bool(text)  # with the line end before it
+        if size <= room and _is_text(content):
             text.append(content)
-            room -= len(content)
+            room -= size
     whole = b"\n".join(text)
     path = cache_dir() / f"python-sources-{hashlib.sha256(whole).hexdigest()[:16]}.txt"
     if not path.exists():

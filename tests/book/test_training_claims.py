@@ -143,9 +143,13 @@ TURNS: list[tuple[str, dict[str, Any], str]] = [
     ("T-010", {}, P),
     ("T-010", {"gpu/gpt2-124m/published/largest-gap": 0.002}, F),
     ("T-010", {"gpu/gpt2-124m/published/largest-gap": 0.05}, N),
-    ("S0-064", {}, P),
-    ("S0-064", {"gpu/gpt2-124m/published": 0.001}, F),
-    ("S0-064", {"gpu/gpt2-355m/gap": 0.01}, N),
+    *(
+        (name, changed, wanted)
+        for name in ("S0-064", "S0-003")
+        for changed, wanted in (
+            ({}, P), ({"gpu/gpt2-124m/published": 0.001}, F), ({"gpu/gpt2-355m/gap": 0.01}, N)
+        )
+    ),
     ("S0-063", {}, P),
     ("S0-063", {"gap-high/published-v3": 0.002}, F),
     ("S0-063", {"larger/gap": 0.02}, N),

@@ -154,12 +154,24 @@ def bit_exact(claim: Claim, facts: Facts) -> Finding:
     return Finding(verdict, text, "Their source.", "medium")
 
 
+def kernel_over_python(claim: Claim, facts: Facts) -> Finding:
+    """As many times the speed of plain PyTorch on the same GPU in both directions; in part if in one."""
+    times = {verb: facts.on_gpu(KERNELS, f"over/{verb}/pytorch-reference") for verb in ("encode", "decode")}
+    speed = facts.on_gpu(KERNELS, "round-trip")
+    enough = [factor >= claim.number() for factor in times.values()]
+    text = f"this project's kernels encode {times['encode']:.0f} and decode {times['decode']:.0f} times as fast as its "
+    text += f"PyTorch reference on the same GPU, {speed:.3g} billion elements a second of a round trip; theirs is not "
+    verdict = REPRODUCED if all(enough) else PARTLY if any(enough) else NOT_REPRODUCED
+    return Finding(verdict, text + "published", "Their source.", "medium")
+
+
 RULES: dict[str, Rule] = {
     **source_claims.RULES,  # first: a rule below that knows more replaces what a source alone says
     "S0-057": step_overhead,
     "T-018": step_overhead,
     "S0-060": overhead_target,
     "T-015": bit_exact,
+    "T-013": kernel_over_python,
     "S1-018": tuned_on_one_card,
     "S0-012": four_bit_momentum,
     "T-001": gaussian_after_rotation,

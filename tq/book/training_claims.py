@@ -131,6 +131,7 @@ RULES: dict[str, Rule] = {
     "T-007": gap_at_124m,
     "T-010": bounded_gap,
     "S0-064": run_at_355m,
+    "S0-003": run_at_355m,
     "T-003": _failure_rule("gradient-ef"),
     "T-004": _failure_rule("gradient"),
     "S0-050": avoided_failure,

@@ -261,10 +261,10 @@ def test_a_full_run_on_a_gpu_counts_where_there_is_none_on_a_cpu(root: Path) -> 
 
 
 def test_a_chapter_that_exists_waits_for_its_gpu(root: Path) -> None:
-    before = verdict("T-008")
+    before = verdict("T-009")
     assert before.verdict == ledger.NOT_YET and "compressed-adamw, which is not written yet" in before.condition
     (root / "notebooks" / "compressed-adamw.ipynb").write_text("{}")
-    assert verdict("T-008").verdict == ledger.NOT_MEASURED
+    assert verdict("T-009").verdict == ledger.NOT_MEASURED
     assert verdict("S3-045").verdict == ledger.NOT_YET  # a CPU can decide that one; its chapter is not written
 
 

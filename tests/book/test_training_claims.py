@@ -89,6 +89,8 @@ GPU = {
     training_claims.ADAMW: {
         "gpu/gpt2-124m/published": 0.004,
         "gpu/gpt2-124m/published/largest-gap": 0.006,
+        "gpu/gpt2-124m/published/at-500": 0.03,
+        "gpu/gpt2-355m/at-500": 0.001,
         "gpu/gpt2-355m/gap": 0.001,
     }
 }
@@ -140,6 +142,12 @@ TURNS: list[tuple[str, dict[str, Any], str]] = [
     ("T-007", {}, P),
     ("T-007", {"gpu/gpt2-124m/published": -0.001}, F),
     ("T-007", {"gpu/gpt2-124m/published": 0.03}, N),
+    ("T-006", {}, P),
+    ("T-006", {"gpu/gpt2-124m/published/at-500": 0.0194}, F),
+    ("T-006", {"gpu/gpt2-124m/published/at-500": 0.2}, N),
+    ("T-008", {}, P),
+    ("T-008", {"gpu/gpt2-124m/published/at-500": 0.001}, F),
+    ("T-008", {"gpu/gpt2-355m/at-500": 0.004}, N),
     ("T-010", {}, P),
     ("T-010", {"gpu/gpt2-124m/published/largest-gap": 0.002}, F),
     ("T-010", {"gpu/gpt2-124m/published/largest-gap": 0.05}, N),

@@ -15,6 +15,7 @@ from tq import Codec
 from tq.book import bench, peers, timing
 from tq.book.peers import Missing
 from tq.book.timing import Rate, Spread, Timing
+from tq.train.optim import TurboQuantAdamW
 
 HERE = ("PyTorch reference", "bitsandbytes", "turboquant-torch", "fast-hadamard-transform")
 
@@ -139,6 +140,20 @@ def test_native_allocations_are_seen() -> None:
     assert extra is not None and again is not None, "the system does not tell peak memory"
     assert 60 << 20 < extra < 72 << 20
     assert again < 4 << 20
+
+
+def test_what_was_freed_does_not_count_as_held() -> None:
+    weights = [torch.nn.Parameter(torch.randn(1 << 20)) for _ in range(8)]
+    for w in weights:
+        w.grad = torch.ones_like(w)
+
+    def stepping() -> None:  # leaves holes of 4 MiB
+        optimizer = TurboQuantAdamW(weights, variant="exact", bucket_elements=1 << 20)
+        optimizer.step()
+        optimizer.step()
+
+    extra = timing.peak_extra_bytes(stepping)
+    assert extra is not None and 8.0 < extra / (8 << 20) < 10.0  # both moments, and tensors of a bucket
 
 
 def test_encoding_holds_little_beyond_input_and_output() -> None:

@@ -181,6 +181,7 @@ def _kv_gb(heads: int, tokens: float) -> float:
     return 2 * 80 * heads * 128 * 2 * tokens / 1e9
 
 
+_OWNED_USD = 3000 + 0.6 * 3 * 8766 * 0.15  # a PC around a 4090 (assumed), 600 W at 15 cents a kWh
 _CARD = "A 4090 at 80 TFLOP/s (half of its peak) against H100 at 400."
 _YOUNG = "sqrt(2 delta M), M = 16384 * 54 d / 419 / GPUs"
 _KEPT = "1,440 * 840 GB * price * (1 - 1 / ratio); storage_prices.csv lists 0.015 to 0.1 dollars a GB and month"
@@ -265,6 +266,21 @@ SUMS: dict[str, Sum] = {
         "all-reduces", 0.0, claimed=(1e3, 9999.0), note="One a step is the least, so the claim understates.",
     ),
     "S3-052": Sum("16 / 2 bytes", lambda: {"if the 16-bit weights stay on the GPU": 16 / 2}, "x", LOOSE, see=SINGLE),
+    "S1-020": Sum(
+        "bytes of disk / 16 bytes a parameter",
+        lambda: {"with 16 TB": 16 / 16, "with one drive of 2 TB": 2 / 16}, "trillion parameters", see=SINGLE,
+        note=f"To hold is not to train: 20 tokens a parameter take {6e12 * 20e12 / 80e12 / 3.156e7:,.0f} years at "
+        "80 TFLOP/s.",
+    ),
+    "S1-024": Sum(
+        "dollars a GPU hour / TFLOP/s, rented over owned for three years",
+        lambda: {
+            f"against an H100 at {usd} dollars an hour": usd / 400 / (_OWNED_USD / (3 * 8766 * 80))
+            for usd in (2.0, 4.4)
+        }, "x", claimed=1000.0, see=SINGLE,
+        note=f"{_CARD} The machine costs {_OWNED_USD:,.0f} dollars with its electricity.",
+        would_change="Hardware that is a thousand times as cheap for the same work, not for a thousandth of it.",
+    ),
     "S1-019": Within(
         "bytes / 80 GB",
         lambda: {"for all parameters at 16 bytes": 70 * 16 / 80, "for LoRA on bf16 weights": 70 * 2 / 80}, "GPUs",

@@ -23,6 +23,7 @@ from tq.book import (
     infrastructure_claims,
     ledger,
     memory_claims,
+    offload_claims,
     paths,
     positioning_claims,
     saving_claims,
@@ -185,6 +186,7 @@ RULES: dict[str, Rule] = {
     **saving_claims.RULES,
     **distributed_claims.RULES,
     **capacity_claims.RULES,
+    **offload_claims.RULES,
     **infrastructure_claims.RULES,
     **energy_claims.RULES,
 }

@@ -28,7 +28,10 @@ from tq.book.runs import Busy, lock, now
 
 OK, FAILED, REFUSED, INTERRUPTED = 0, 1, 2, 130
 # What a GPU tells more about than a CPU, the most wanted first: one may be lent for minutes only.
-ON_A_GPU = ("kernels", "compressed-adamw", "activation-memory", "optimizer-state", "training-tensors", "distortion")
+ON_A_GPU = (
+    "kernels", "compressed-adamw", "activation-memory", "optimizer-state", "offload-and-single-gpu", "training-tensors",
+    "distortion",
+)  # fmt: skip
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
 
 

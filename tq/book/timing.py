@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import gc
 import itertools
 import math
 import os
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 COPY_BYTES = 8  # that a copy moves for an fp32 element
 ELEMENTS = {"cpu": 1 << 24, "cuda": 1 << 28}
 SIZES = {"cpu": tuple(1 << k for k in (20, 22, 24, 26)), "cuda": tuple(1 << k for k in (20, 22, 24, 26, 28))}
+_M_MMAP_THRESHOLD = -3  # of malloc.h
 _ROW = 1 << 24  # elements that a sample of `by_size` covers at least
 INNER = {"cpu": 1, "cuda": 10}  # calls a sample: on a GPU the next is queued while one runs, as in a training step
 
@@ -295,28 +298,48 @@ def peak_extra_bytes(call: Callable[[], Any], device: str = "cpu") -> int | None
     CPU: growth of the resident set to its high-water mark (Linux), so native allocations count, in whole pages.
     CUDA: what torch's allocator hands out. `call` runs once before, so that compilation and tables do not count.
     """
-    call()
     if device == "cuda":
         import torch
 
+        call()
+        gc.collect()
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         call()
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated() - before
+    with _freed_at_once():
+        call()
+        gc.collect()
+        try:
+            # Freed memory that the C library keeps would be taken again unseen.
+            ctypes.CDLL(None).malloc_trim(0)
+            Path("/proc/self/clear_refs").write_text("5")  # the high-water mark falls to what is resident now
+        except (OSError, AttributeError):
+            return None
+        before = _resident("VmRSS")
+        call()
+        return max(0, _resident("VmHWM") - before)
+
+
+def _resident(key: str) -> int:
+    found = re.search(rf"{key}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None, key
+    return int(found[1]) << 10
+
+
+@contextmanager
+def _freed_at_once() -> Iterator[None]:
+    """The C library (glibc) gives back at once what it frees, from 1 MiB on. It would keep blocks below its threshold,
+    which grows to 32 MiB, in a heap with holes, and these would count as held."""
     try:
-        # Freed memory that the C library keeps would be taken again unseen.
-        ctypes.CDLL(None).malloc_trim(0)
-        Path("/proc/self/clear_refs").write_text("5")  # the high-water mark falls to what is resident now
+        set_option = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
-        return None
-
-    def resident(key: str) -> int:
-        found = re.search(rf"{key}:\s+(\d+) kB", Path("/proc/self/status").read_text())
-        assert found is not None, key
-        return int(found[1]) << 10
-
-    before = resident("VmRSS")
-    call()
-    return max(0, resident("VmHWM") - before)
+        yield
+        return
+    set_option(_M_MMAP_THRESHOLD, 1 << 20)
+    try:
+        yield
+    finally:
+        set_option(_M_MMAP_THRESHOLD, 32 << 20)

@@ -1,0 +1,412 @@
+"""AdamW whose state lies in host memory or in files between steps, and passes through the device bucket by bucket.
+
+While one bucket is updated the next one comes and the last one goes, so that no more than three are ever on the
+device. What moves is what the optimizer keeps: 8 bytes a parameter each way in fp32, 1.55 with ``state=(4, 8)``.
+Files are read and written past the page cache where the system allows it (O_DIRECT), as a state that needs a disk
+would not fit the cache either. They are scratch space, not checkpoints: they have no names and end with the process.
+
+Sources: ZeRO-Offload (Ren et al. 2021), which computes the update where the state lies; ZeRO-Infinity (Rajbhandari et
+al. 2021), which also streams it from disks.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tq.train.optim import TurboQuantAdamW, _Store
+from tq.train.rules import RULES, Bucket, New, Rule
+
+PAGE = 4096  # direct transfers start and end at multiples of it, in memory and in the file
+ALIGN = 256  # of a tensor in a buffer
+DEPTH = 3  # buckets under way: one comes, one is updated, one goes
+VARIANTS = ("exact", "gradient", "local")  # whose exchange does not look at the state
+
+
+def aligned(nbytes: int, pin: bool = False) -> Tensor:
+    """uint8 [nbytes] of host memory that starts at a page; pin: page-locked, so that a GPU copies by itself."""
+    raw = torch.empty(nbytes + PAGE, dtype=torch.uint8, pin_memory=pin)
+    start = -raw.data_ptr() % PAGE
+    return raw[start : start + nbytes]
+
+
+class Scratch:
+    """A file without a name in ``folder``, of a fixed size. Lost with the process.
+
+    ``direct``: whether transfers go past the page cache. OSError where there is no room, before anything is written.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], nbytes: int) -> None:
+        self.nbytes = -(-nbytes // PAGE) * PAGE
+        self._file, name = tempfile.mkstemp(prefix="tq-state-", dir=folder)
+        os.unlink(name)
+        try:
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(self._file, 0, self.nbytes)
+            else:
+                os.truncate(self._file, self.nbytes)
+        except OSError:
+            self.close()
+            raise
+        self.direct = self._past_the_cache()
+
+    def _past_the_cache(self) -> bool:
+        try:
+            import fcntl
+
+            flags = fcntl.fcntl(self._file, fcntl.F_GETFL)
+            fcntl.fcntl(self._file, fcntl.F_SETFL, flags | os.O_DIRECT)
+        except (ImportError, AttributeError, OSError):  # another system, or a file system in memory
+            return False
+        return True
+
+    def _whole(self, move: Callable[..., int], buffer: Tensor) -> None:
+        if buffer.nbytes != self.nbytes or buffer.data_ptr() % PAGE:
+            raise ValueError(f"buffer must be {self.nbytes} bytes from a page on, got {buffer.nbytes}")
+        data, done = memoryview(buffer.numpy().data), 0
+        while done < self.nbytes:
+            count = move(self._file, [data[done:]], done)
+            if count <= 0:
+                raise OSError(f"transfer broke off after {done} of {self.nbytes} bytes")
+            done += count
+
+    def read(self, buffer: Tensor) -> None:
+        """Fills ``buffer``, uint8 [nbytes] from ``aligned``."""
+        self._whole(os.preadv, buffer)
+
+    def write(self, buffer: Tensor) -> None:
+        """The file becomes ``buffer``, uint8 [nbytes] from ``aligned``."""
+        self._whole(os.pwritev, buffer)
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    __del__ = close
+
+
+class _Part(NamedTuple):
+    """A tensor's place in its bucket's buffer."""
+
+    dtype: torch.dtype
+    shape: torch.Size
+    start: int
+    end: int
+
+
+class _Layout:
+    """How the tensors of a bucket lie in one buffer of ``nbytes``, whole pages."""
+
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        self.parts: dict[str, _Part] = {}
+        at = 0
+        for name, x in tensors.items():
+            self.parts[name] = _Part(x.dtype, x.shape, at, at + x.nbytes)
+            at += -(-x.nbytes // ALIGN) * ALIGN
+        self.nbytes = max(PAGE, -(-at // PAGE) * PAGE)
+        self.content = sum(part.end - part.start for part in self.parts.values())
+
+    def fits(self, tensors: dict[str, Tensor]) -> bool:
+        found = {name: (x.dtype, x.shape) for name, x in tensors.items()}
+        return found == {name: (part.dtype, part.shape) for name, part in self.parts.items()}
+
+    def views(self, buffer: Tensor) -> dict[str, Tensor]:
+        return {name: buffer[p.start : p.end].view(p.dtype).view(p.shape) for name, p in self.parts.items()}
+
+
+class _Home:
+    """Where a bucket's state lies: a buffer in host memory, or a file."""
+
+    def __init__(self, layout: _Layout, folder: Path | None, pin: bool) -> None:
+        self.layout = layout
+        self.file = None if folder is None else Scratch(folder, layout.nbytes)
+        self.buffer = aligned(layout.nbytes, pin) if folder is None else None
+        self.going: Future[None] | None = None  # what is still on its way here
+
+    def resident(self) -> dict[str, Tensor]:
+        """The tensors where they lie, if that is in memory."""
+        return {} if self.buffer is None else self.layout.views(self.buffer)
+
+    def copy(self) -> dict[str, Tensor]:
+        """The tensors in host memory, read if they are in a file."""
+        tensors = self.resident()
+        if self.file is not None:
+            buffer = aligned(self.layout.nbytes)
+            self.file.read(buffer)
+            tensors = self.layout.views(buffer)
+        kinds = {x.dtype for x in tensors.values()}  # views of one buffer in several can't be saved
+        return tensors if len(kinds) == 1 else {name: x.clone() for name, x in tensors.items()}
+
+
+class _Traffic:
+    """Brings the state of a bucket to the device and takes it back, each in a thread of its own."""
+
+    def __init__(self, folder: Path | None, device: torch.device) -> None:
+        self.folder, self.device, self.on_gpu = folder, device, device.type == "cuda"
+        self.homes: dict[int, _Home] = {}
+        self.coming: dict[int, Future[Tensor]] = {}
+        self.room = threading.Semaphore(DEPTH)
+        self.spare: list[Tensor] = []  # host buffers that are free
+        self.spare_lock = threading.Lock()
+        self.readers, self.writers = (ThreadPoolExecutor(1, f"tq-offload-{name}") for name in ("in", "out"))
+        self.streams = [torch.cuda.Stream(device) for _ in range(2)] if self.on_gpu else []
+        self.error: BaseException | None = None
+
+    def _take_spare(self, nbytes: int) -> Tensor:
+        """A page-aligned host buffer of so many bytes, one that is free if possible."""
+        with self.spare_lock:
+            for number, buffer in enumerate(self.spare):
+                if buffer.nbytes == nbytes:
+                    return self.spare.pop(number)
+            del self.spare[: -(DEPTH - 1)]  # of other sizes, the oldest first
+        return aligned(nbytes, self.on_gpu)
+
+    def _put_spare(self, buffer: Tensor) -> None:
+        with self.spare_lock:
+            self.spare.append(buffer)
+
+    # --- in ---
+
+    def ask(self, number: int) -> None:
+        """Lets the state of a bucket come, if it has any."""
+        if number in self.homes and number not in self.coming:
+            self.coming[number] = self.readers.submit(self._fetch, self.homes[number])
+
+    def _fetch(self, home: _Home) -> Tensor:
+        if home.going is not None:
+            home.going.result()
+        self.room.acquire()
+        try:
+            return self._to_device(home)
+        except BaseException:
+            self.room.release()
+            raise
+
+    def _to_device(self, home: _Home) -> Tensor:
+        if not self.on_gpu:
+            staged = self._take_spare(home.layout.nbytes)
+            if home.file is not None:
+                home.file.read(staged)
+            elif home.buffer is not None:
+                staged.copy_(home.buffer)
+            return staged
+        source = home.buffer
+        if home.file is not None:
+            source = self._take_spare(home.layout.nbytes)
+            home.file.read(source)
+        assert source is not None
+        with torch.cuda.stream(self.streams[0]):
+            arrived = torch.empty(home.layout.nbytes, dtype=torch.uint8, device=self.device)
+            arrived.copy_(source, non_blocking=True)
+        self.streams[0].synchronize()
+        if home.file is not None:
+            self._put_spare(source)
+        return arrived
+
+    def bring(self, number: int, store: _Store) -> Tensor | None:
+        """The store's tensors are on the device; returns the buffer that they lie in, if they had a home."""
+        if number not in self.homes:
+            self.room.acquire()
+            return None
+        self.ask(number)
+        buffer = self._watched(self.coming.pop(number))
+        store.tensors = self.homes[number].layout.views(buffer)
+        return buffer
+
+    # --- out ---
+
+    def take(self, number: int, store: _Store, buffer: Tensor | None) -> None:
+        """Lets what the store holds go home."""
+        home, tensors = self.homes.get(number), store.tensors
+        if home is None or not home.layout.fits(tensors):
+            try:
+                home = self.homes[number] = _Home(_Layout(tensors), self.folder, self.on_gpu)
+            except BaseException as error:
+                self.error = error
+                self.room.release()
+                raise
+            buffer = None
+        done = torch.cuda.Event() if self.on_gpu else None
+        if done is not None:
+            done.record(torch.cuda.current_stream(self.device))
+        home.going = self.writers.submit(self._give, home, tensors, buffer, done)
+        store.tensors = home.resident()
+
+    def _give(self, home: _Home, tensors: dict[str, Tensor], buffer: Tensor | None, done: Any) -> None:
+        """buffer: what the tensors were brought in, which is written as it is where they were changed in place."""
+        own = buffer if buffer is not None and not buffer.is_cuda else None
+        staged = home.buffer
+        if staged is None:
+            staged = own = self._take_spare(home.layout.nbytes) if own is None else own
+        try:
+            if done is not None:
+                self.streams[1].wait_event(done)
+                with torch.cuda.stream(self.streams[1]):
+                    self._into(home.layout.views(staged), tensors)
+                self.streams[1].synchronize()
+            else:
+                self._into(home.layout.views(staged), tensors)
+            if home.file is not None:
+                home.file.write(staged)
+        finally:
+            if own is not None:
+                self._put_spare(own)
+            self.room.release()
+
+    @staticmethod
+    def _into(views: dict[str, Tensor], tensors: dict[str, Tensor]) -> None:
+        for name, view in views.items():
+            if view.data_ptr() != tensors[name].data_ptr():
+                view.copy_(tensors[name], non_blocking=True)
+
+    def settle(self, number: int, store: _Store) -> None:
+        """Puts what the store holds, in host memory, where it shall lie."""
+        self.room.acquire()
+        self.take(number, store, None)
+        self.flush()
+
+    # --- all of it ---
+
+    def _watched(self, future: Future[Any]) -> Any:
+        try:
+            return future.result()
+        except BaseException as error:
+            self.error = error
+            raise
+
+    def flush(self) -> None:
+        """Returns when everything is where it lies; raises what went wrong on the way."""
+        for number in list(self.coming):  # asked for, but then the step was given up
+            buffer = self._watched(self.coming.pop(number))
+            if not buffer.is_cuda:
+                self._put_spare(buffer)
+            self.room.release()
+        for home in self.homes.values():
+            if home.going is not None:
+                self._watched(home.going)
+                home.going = None
+
+    def close(self) -> None:
+        self.readers.shutdown()
+        self.writers.shutdown()
+
+
+class OffloadedAdamW(TurboQuantAdamW):
+    """``TurboQuantAdamW`` whose state lies elsewhere between steps; the same weights, bit for bit.
+
+    Arguments:
+        params and all others: as of ``TurboQuantAdamW``; ``variant`` is "exact", "gradient" or "local". Parameters go
+            through in runs of ``bucket_elements``, and the state of three of them is on the device at most.
+        place: "host", memory that is page-locked if the parameters are on a GPU; or a folder, for files in it.
+
+    ``step`` returns while the last buckets are still on their way; ``flush`` waits for them. An error on the way, a
+    full disk say, is raised by that step or by the next call: the state is then lost, the weights may be of two steps,
+    and only ``load_state_dict`` helps. What is saved and loaded does not pass through the device. Cannot be copied.
+    """
+
+    _loading = False
+
+    def __init__(self, params: Any, *args: Any, place: str | os.PathLike[str] = "host", **options: Any) -> None:
+        folder = None if place == "host" else Path(place)
+        if folder is not None and not folder.is_dir():
+            raise ValueError(f"place must be 'host' or a folder that exists, got {os.fspath(place)!r}")
+        super().__init__(params, *args, **options)
+        if self.rule not in [RULES[name] for name in VARIANTS]:
+            raise ValueError(
+                f"variant must be one of {', '.join(VARIANTS)}, whose exchange needs no state; got {self.variant!r}"
+            )
+        self._folder = folder
+        self._traffic = self._new_traffic()
+
+    def _new_traffic(self) -> _Traffic:
+        return _Traffic(self._folder, self.param_groups[0]["params"][0].device)
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError("an OffloadedAdamW cannot be copied or pickled; use state_dict")
+
+    @property
+    def direct(self) -> bool | None:
+        """Whether files go past the page cache; None where there is none yet."""
+        files = [home.file.direct for home in self._traffic.homes.values() if home.file is not None]
+        return all(files) if files else None
+
+    @property
+    def state_nbytes(self) -> int:
+        return sum(home.layout.content for home in self._traffic.homes.values())
+
+    def flush(self) -> None:
+        """Returns when all of the state lies in its place."""
+        self._whole()
+        self._traffic.flush()
+
+    def _whole(self) -> None:
+        if self._traffic.error is not None:
+            raise RuntimeError("the state was lost on its way; load_state_dict helps") from self._traffic.error
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        self._whole()
+        return super().step(closure)
+
+    def _buckets(self) -> Iterator[tuple[dict[str, Any], list[Tensor], _Store]]:
+        for group, parameters, store in super()._buckets():
+            # a state that is loaded goes where its parameter seems to be: not to the device, where it may find no room
+            yield group, [torch.empty(1).expand(p.shape) for p in parameters] if self._loading else parameters, store
+
+    def _update(
+        self, rule: Rule, group: dict[str, Any], parameters: list[Tensor], store: _Store, bucket: Bucket, new: New
+    ) -> None:
+        number = int(bucket.key[1])
+        buffer = self._traffic.bring(number, store)
+        self._traffic.ask(number + 1)
+        try:
+            super()._update(rule, group, parameters, store, bucket, new)
+        except BaseException as error:
+            self._traffic.error = error
+            raise
+        self._traffic.take(number, store, buffer)
+
+    @contextmanager
+    def _present(self) -> Iterator[None]:
+        """All of the state in host memory."""
+        self.flush()
+        stores = [store for _, _, store in self._buckets()]
+        for number, home in self._traffic.homes.items():
+            stores[number].tensors = home.copy()
+        try:
+            yield
+        finally:
+            for number, home in self._traffic.homes.items():
+                stores[number].tensors = home.resident()
+
+    def state_dict(self) -> dict[str, Any]:
+        with self._present():
+            return super().state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        with suppress(Exception):  # what was lost is replaced now
+            self._traffic.flush()
+        self._loading = True
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            self._loading = False
+        self._traffic.close()
+        self._traffic = self._new_traffic()
+        for number, (_, _, store) in enumerate(self._buckets()):
+            if store.tensors:
+                self._traffic.settle(number, store)
+
+    def moments(self, parameter: Tensor) -> tuple[Tensor, Tensor]:
+        """As of ``TurboQuantAdamW``, in host memory."""
+        with self._present():
+            return super().moments(parameter)

@@ -90,6 +90,9 @@ def test_states_go_from_one_to_the_other_through_a_file(
     train(first, stays, 3, start=3)
     train(second, moved, 3, start=3)
     assert same(first, second)
+    saved = io.BytesIO()
+    torch.save(moved.state_dict(), saved)
+    assert saved.getbuffer().nbytes < moved.state_nbytes + 20_000  # what is there, and nothing beside it
     third.load_state_dict(second.state_dict())
     back = TurboQuantAdamW(third.parameters(), lr=1e-2, bucket_elements=1000, state=state)
     back.load_state_dict(through_a_file(moved.state_dict()))
@@ -143,6 +146,17 @@ def test_host_memory_beside_files_is_that_of_a_few_buckets(tmp_path: Path, monke
     optimizer.flush()
     assert optimizer.state_nbytes == 20 * 8 * 4096
     assert sum(taken) <= (DEPTH + 1) * 8 * 4096  # whatever the number of buckets and steps
+
+
+def test_pieces_of_a_slab_lie_apart_on_pages() -> None:
+    slabs = offload.Slabs(pin=torch.cuda.is_available())
+    sizes = [PAGE, 3 * PAGE, offload.SLAB // 2, offload.SLAB // 2, 2 * offload.SLAB + PAGE, PAGE]
+    pieces = [slabs.take(size) for size in sizes]
+    assert [piece.nbytes for piece in pieces] == sizes and all(piece.data_ptr() % PAGE == 0 for piece in pieces)
+    spans = sorted((piece.data_ptr(), piece.data_ptr() + piece.nbytes) for piece in pieces)
+    assert all(end <= start for (_, end), (start, _) in zip(spans, spans[1:], strict=False))
+    held = {piece.untyped_storage().data_ptr(): piece.untyped_storage().nbytes() for piece in pieces}
+    assert len(held) == 3  # the first two share one with the third; the fourth found no room, nor did the fifth
 
 
 def test_a_gradient_that_is_not_finite_changes_nothing(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -28,15 +28,33 @@ from tq.train.rules import RULES, Bucket, New, Rule
 
 PAGE = 4096  # direct transfers start and end at multiples of it, in memory and in the file
 ALIGN = 256  # of a tensor in a buffer
+SLAB = 1 << 28
 DEPTH = 3  # buckets under way: one comes, one is updated, one goes
 VARIANTS = ("exact", "gradient", "local")  # whose exchange does not look at the state
 
 
 def aligned(nbytes: int, pin: bool = False) -> Tensor:
     """uint8 [nbytes] of host memory that starts at a page; pin: page-locked, so that a GPU copies by itself."""
+    raw = torch.empty(nbytes, dtype=torch.uint8, pin_memory=pin)
+    if raw.data_ptr() % PAGE == 0:  # as page-locked memory is: a byte more and PyTorch would take twice as much of it
+        return raw
     raw = torch.empty(nbytes + PAGE, dtype=torch.uint8, pin_memory=pin)
     start = -raw.data_ptr() % PAGE
     return raw[start : start + nbytes]
+
+
+class Slabs:
+    """Host memory in pieces. PyTorch rounds page-locked memory up to a power of two, so pieces are cut from such."""
+
+    def __init__(self, pin: bool) -> None:
+        self.pin, self.left = pin, torch.empty(0, dtype=torch.uint8)
+
+    def take(self, nbytes: int) -> Tensor:
+        """uint8 [nbytes], whole pages, from a page on."""
+        if self.left.nbytes < nbytes:
+            self.left = aligned(max(SLAB, 1 << (nbytes - 1).bit_length()), self.pin)
+        piece, self.left = self.left[:nbytes], self.left[nbytes:]
+        return piece
 
 
 class Scratch:
@@ -127,10 +145,10 @@ class _Layout:
 class _Home:
     """Where a bucket's state lies: a buffer in host memory, or a file."""
 
-    def __init__(self, layout: _Layout, folder: Path | None, pin: bool) -> None:
+    def __init__(self, layout: _Layout, folder: Path | None, slabs: Slabs) -> None:
         self.layout = layout
         self.file = None if folder is None else Scratch(folder, layout.nbytes)
-        self.buffer = aligned(layout.nbytes, pin) if folder is None else None
+        self.buffer = slabs.take(layout.nbytes) if folder is None else None
         self.going: Future[None] | None = None  # what is still on its way here
 
     def resident(self) -> dict[str, Tensor]:
@@ -138,14 +156,13 @@ class _Home:
         return {} if self.buffer is None else self.layout.views(self.buffer)
 
     def copy(self) -> dict[str, Tensor]:
-        """The tensors in host memory, read if they are in a file."""
-        tensors = self.resident()
+        """Copies in host memory, which can be saved as they are: not views of something larger."""
+        buffer = self.buffer
         if self.file is not None:
             buffer = aligned(self.layout.nbytes)
             self.file.read(buffer)
-            tensors = self.layout.views(buffer)
-        kinds = {x.dtype for x in tensors.values()}  # views of one buffer in several can't be saved
-        return tensors if len(kinds) == 1 else {name: x.clone() for name, x in tensors.items()}
+        assert buffer is not None
+        return {name: x.clone() for name, x in self.layout.views(buffer).items()}
 
 
 class _Traffic:
@@ -154,6 +171,7 @@ class _Traffic:
     def __init__(self, folder: Path | None, device: torch.device) -> None:
         self.folder, self.device, self.on_gpu = folder, device, device.type == "cuda"
         self.homes: dict[int, _Home] = {}
+        self.slabs = Slabs(self.on_gpu)
         self.coming: dict[int, Future[Tensor]] = {}
         self.room = threading.Semaphore(DEPTH)
         self.spare: list[Tensor] = []  # host buffers that are free
@@ -230,7 +248,7 @@ class _Traffic:
         home, tensors = self.homes.get(number), store.tensors
         if home is None or not home.layout.fits(tensors):
             try:
-                home = self.homes[number] = _Home(_Layout(tensors), self.folder, self.on_gpu)
+                home = self.homes[number] = _Home(_Layout(tensors), self.folder, self.slabs)
             except BaseException as error:
                 self.error = error
                 self.room.release()
@@ -311,7 +329,8 @@ class OffloadedAdamW(TurboQuantAdamW):
 
     ``step`` returns while the last buckets are still on their way; ``flush`` waits for them. An error on the way, a
     full disk say, is raised by that step or by the next call: the state is then lost, the weights may be of two steps,
-    and only ``load_state_dict`` helps. What is saved and loaded does not pass through the device. Cannot be copied.
+    and only ``load_state_dict`` helps. ``state_dict`` holds copies in host memory; what is loaded does not pass through
+    the device. Cannot be copied itself.
     """
 
     _loading = False
@@ -376,20 +395,21 @@ class OffloadedAdamW(TurboQuantAdamW):
         self._traffic.take(number, store, buffer)
 
     @contextmanager
-    def _present(self) -> Iterator[None]:
-        """All of the state in host memory."""
+    def _present(self, numbers: Iterable[int]) -> Iterator[None]:
+        """The stores of these buckets hold copies of their state, in host memory."""
         self.flush()
-        stores = [store for _, _, store in self._buckets()]
-        for number, home in self._traffic.homes.items():
-            stores[number].tensors = home.copy()
+        stores, homes = [store for _, _, store in self._buckets()], self._traffic.homes
+        there = [number for number in numbers if number in homes]
         try:
+            for number in there:
+                stores[number].tensors = homes[number].copy()
             yield
         finally:
-            for number, home in self._traffic.homes.items():
-                stores[number].tensors = home.resident()
+            for number in there:
+                stores[number].tensors = homes[number].resident()
 
     def state_dict(self) -> dict[str, Any]:
-        with self._present():
+        with self._present(self._traffic.homes):
             return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -408,5 +428,6 @@ class OffloadedAdamW(TurboQuantAdamW):
 
     def moments(self, parameter: Tensor) -> tuple[Tensor, Tensor]:
         """As of ``TurboQuantAdamW``, in host memory."""
-        with self._present():
+        runs = enumerate(run for _, run, _ in self._buckets())
+        with self._present(number for number, run in runs if any(p is parameter for p in run)):
             return super().moments(parameter)

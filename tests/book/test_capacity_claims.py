@@ -11,6 +11,7 @@ pytest.importorskip("sphinx")  # of [book]; CI does not allow this skip
 
 from tests.book import helpers as h  # noqa: E402
 from tq.book import capacity_claims, claims, ledger  # noqa: E402
+from tq.systems import offload  # noqa: E402
 
 SETTINGS = ("none", "none-fused", "selective", "full")
 SIZES = ("7b", "13b", "70b")
@@ -121,3 +122,4 @@ def test_formulas_reproduce_their_sources() -> None:
     assert capacity_claims._bubble(8, 8) == pytest.approx(100 * 7 / 15)
     assert capacity_claims._interval_min(16384, 60) == pytest.approx(19.3, abs=0.1)
     assert capacity_claims._kv_gb(8, 1) * 1e9 == 327_680
+    assert offload.place("nvme-gen4").read_bytes_per_s == pytest.approx(capacity_claims.NVME * 1e9)

@@ -265,7 +265,7 @@ def test_a_chapter_that_exists_waits_for_its_gpu(root: Path) -> None:
     assert before.verdict == ledger.NOT_YET and "compressed-adamw, which is not written yet" in before.condition
     (root / "notebooks" / "compressed-adamw.ipynb").write_text("{}")
     assert verdict("T-009").verdict == ledger.NOT_MEASURED
-    assert verdict("S3-045").verdict == ledger.NOT_YET  # a CPU can decide that one; its chapter is not written
+    assert verdict("S3-065").verdict == ledger.NOT_YET  # a CPU can decide that one; its chapter is not written
 
 
 @pytest.mark.parametrize("change", [{"verdict": "true"}, {"confidence": ""}, {"evidence": ()}, {"would_change": ""}])

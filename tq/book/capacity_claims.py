@@ -181,6 +181,7 @@ def _kv_gb(heads: int, tokens: float) -> float:
     return 2 * 80 * heads * 128 * 2 * tokens / 1e9
 
 
+NVME = 7.45  # GB/s, nvme-gen4 of data/stores.csv
 _OWNED_USD = 3000 + 0.6 * 3 * 8766 * 0.15  # a PC around a 4090 (assumed), 600 W at 15 cents a kWh
 _CARD = "A 4090 at 80 TFLOP/s (half of its peak) against H100 at 400."
 _YOUNG = "sqrt(2 delta M), M = 16384 * 54 d / 419 / GPUs"
@@ -266,6 +267,17 @@ SUMS: dict[str, Sum] = {
         "all-reduces", 0.0, claimed=(1e3, 9999.0), note="One a step is the least, so the claim understates.",
     ),
     "S3-052": Sum("16 / 2 bytes", lambda: {"if the 16-bit weights stay on the GPU": 16 / 2}, "x", LOOSE, see=SINGLE),
+    "S3-045": Within(
+        f"drives * {NVME} GB/s",
+        lambda: {"of one PCIe 4.0 drive": NVME, "of two that are striped": 2 * NVME}, "GB/s", 0.0,
+        claimed=(10.0, math.inf), see=SINGLE, note="Sequential reads as the maker prints them, data/stores.csv.",
+    ),
+    "S1-016": Sum(
+        "GPUs * dollars", lambda: {"for 128 at 40,000 dollars": 128 * 0.04, "for 128 at 30,000": 128 * 0.03},
+        "million dollars", confidence="medium", see="cost-structure",
+        note="What an H100 costs with its share of node and network is assumed.",
+        would_change="A quotation for a cluster.",
+    ),
     "S1-020": Sum(
         "bytes of disk / 16 bytes a parameter",
         lambda: {"with 16 TB": 16 / 16, "with one drive of 2 TB": 2 / 16}, "trillion parameters", see=SINGLE,

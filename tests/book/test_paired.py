@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
 from scipy import stats
 
-from tq.book.paired import gap
+from tq.book.paired import Gap, around, gap, record, smoothed
 
 
 def test_gap_is_the_paired_t_interval() -> None:
@@ -20,3 +21,30 @@ def test_gap_is_the_paired_t_interval() -> None:
 def test_one_pair_has_no_interval() -> None:
     found = gap([1.0], [0.5])
     assert found.mean == 0.5 and math.isnan(found.half_width) and str(found) == "+0.5000"
+
+
+def test_curves_are_means_of_windows_and_are_read_in_their_middle() -> None:
+    steps = 1500
+    plain = [torch.randn(steps) for _ in range(2)]
+    coded = [plain[0] + torch.arange(steps), plain[1] - 1.0]
+    lines = smoothed(coded, plain)
+    assert lines.shape == (2, steps - 100 + 1)
+    assert around(lines[0], 500, steps) == pytest.approx(499.5, abs=1e-2)  # the mean of 450 to 549
+    assert around(lines[1], 500, steps) == pytest.approx(-1.0, abs=1e-5)
+    for step in (10, steps):
+        with pytest.raises(ValueError, match="too near"):
+            around(lines[0], step, steps)
+
+
+def test_a_gap_is_recorded_with_what_it_has() -> None:
+    kept = {}
+
+    class Chapter:
+        def record(self, key: str, value: float | None, unit: str, **more: object) -> float | None:
+            kept[key] = (value, unit, more)
+            return value
+
+    for key, found in (("a", Gap(0.5, 0.1, 3)), ("b", Gap(0.5, math.nan, 1)), ("c", Gap(math.nan, math.nan, 2))):
+        record(Chapter(), key, found)  # type: ignore[arg-type]
+    assert kept["a"] == (0.5, "nats", {"low": 0.4, "high": 0.6, "spread": "ci95", "n": 3})
+    assert kept["b"] == (0.5, "nats", {}) and kept["c"] == (None, "nats", {})

@@ -86,12 +86,12 @@ RESULTS = {
 }
 
 GPU = {
-    training_claims.ADAMW: {
-        "gpu/gpt2-124m/published": 0.004,
-        "gpu/gpt2-124m/published/largest-gap": 0.006,
-        "gpu/gpt2-124m/published/at-500": 0.03,
-        "gpu/gpt2-355m/at-500": 0.001,
-        "gpu/gpt2-355m/gap": 0.001,
+    training_claims.SCALE: {
+        "gpt2-124m/published": 0.004,
+        "gpt2-124m/published/largest-gap": 0.006,
+        "gpt2-124m/published/at-a-third": 0.03,
+        "gpt2-355m/at-a-third": 0.001,
+        "gpt2-355m/gap": 0.001,
     }
 }
 
@@ -140,22 +140,22 @@ TURNS: list[tuple[str, dict[str, Any], str]] = [
     ("T-021", {"drop-in/takes-state": False}, P),
     ("T-021", {"drop-in/takes-state": False, "drop-in/same-bits": False}, N),
     ("T-007", {}, P),
-    ("T-007", {"gpu/gpt2-124m/published": -0.001}, F),
-    ("T-007", {"gpu/gpt2-124m/published": 0.03}, N),
+    ("T-007", {"gpt2-124m/published": -0.001}, F),
+    ("T-007", {"gpt2-124m/published": 0.03}, N),
     ("T-006", {}, P),
-    ("T-006", {"gpu/gpt2-124m/published/at-500": 0.0194}, F),
-    ("T-006", {"gpu/gpt2-124m/published/at-500": 0.2}, N),
+    ("T-006", {"gpt2-124m/published/at-a-third": 0.0194}, F),
+    ("T-006", {"gpt2-124m/published/at-a-third": 0.2}, N),
     ("T-008", {}, P),
-    ("T-008", {"gpu/gpt2-124m/published/at-500": 0.001}, F),
-    ("T-008", {"gpu/gpt2-355m/at-500": 0.004}, N),
+    ("T-008", {"gpt2-124m/published/at-a-third": 0.001}, F),
+    ("T-008", {"gpt2-355m/at-a-third": 0.004}, N),
     ("T-010", {}, P),
-    ("T-010", {"gpu/gpt2-124m/published/largest-gap": 0.002}, F),
-    ("T-010", {"gpu/gpt2-124m/published/largest-gap": 0.05}, N),
+    ("T-010", {"gpt2-124m/published/largest-gap": 0.002}, F),
+    ("T-010", {"gpt2-124m/published/largest-gap": 0.05}, N),
     *(
         (name, changed, wanted)
         for name in ("S0-064", "S0-003")
         for changed, wanted in (
-            ({}, P), ({"gpu/gpt2-124m/published": 0.001}, F), ({"gpu/gpt2-355m/gap": 0.01}, N)
+            ({}, P), ({"gpt2-124m/published": 0.001}, F), ({"gpt2-355m/gap": 0.01}, N)
         )
     ),
     ("S0-063", {}, P),
@@ -234,8 +234,8 @@ def test_each_rule_follows_the_results(root: Path, name: str, changed: dict[str,
     put(root, changed)
     found = next(v for v in claims.verdicts() if v.id == name)
     assert found.verdict == wanted, found.condition
-    view = "cuda:full" if any(key.startswith("gpu/") for key in found.evidence[0].keys) else "cpu:full"
-    assert found.evidence[0].chapter in RESULTS and found.evidence[0].view == view
+    chapter = found.evidence[0].chapter
+    assert chapter in RESULTS | GPU and found.evidence[0].view == ("cuda:full" if chapter in GPU else "cpu:full")
 
 
 def test_every_rule_is_turned_three_ways_and_waits_for_its_results(root: Path) -> None:

@@ -253,7 +253,8 @@ SECTIONS = {
     },
 }  # fmt: skip
 ELSEWHERE = {
-    "compressed-adamw": "S0-003 S0-058 T-009 T-012",
+    "compressed-adamw": "S0-058 T-009 T-012",
+    "loss-at-scale": "S0-003 S0-064 T-006 T-007 T-008 T-010",
     "compressed-allreduce": "S0-001 S0-017 S3-029",
     "data-parallel-training": "S0-059 S4-046",
     "activation-memory": "S0-002 S0-014 S1-010 S1-011 S3-027",

@@ -5,6 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from tq.book.results import Chapter
+
+WINDOWS = 15  # that a run's training loss is cut into
 
 
 @dataclass(frozen=True)
@@ -34,3 +42,27 @@ def gap(losses: Sequence[float], baseline: Sequence[float]) -> Gap:
         return Gap(mean, math.nan, 1)
     deviation = math.sqrt(sum((d - mean) ** 2 for d in differences) / (n - 1))
     return Gap(mean, float(t.ppf(0.975, n - 1)) * deviation / math.sqrt(n), n)
+
+
+def record(ch: Chapter, key: str, found: Gap) -> Any:
+    """Records a gap in nats, with its interval if it has one; None where a run was no longer finite."""
+    if not math.isfinite(found.half_width):
+        return ch.record(key, found.mean if math.isfinite(found.mean) else None, "nats")
+    low = found.mean - found.half_width
+    return ch.record(key, found.mean, "nats", low=low, high=found.high, spread="ci95", n=found.n)
+
+
+def smoothed(coded: Sequence[Tensor], plain: Sequence[Tensor]) -> Tensor:
+    """Gaps of the training losses of pairs, each [steps]: [pairs, window ends], means of a fifteenth of the steps."""
+    import torch
+
+    curve = torch.stack([a - b for a, b in zip(coded, plain, strict=True)])
+    return curve.unfold(1, max(1, curve.shape[1] // WINDOWS), 1).mean(2)
+
+
+def around(line: Tensor, step: int, steps: int) -> float:
+    """The value of one such line for the window in the middle of which a step of the run lies."""
+    start = step - max(1, steps // WINDOWS) // 2
+    if not 0 <= start < len(line):
+        raise ValueError(f"step={step!r}: too near to an end of the {steps} steps")
+    return float(line[start])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tq.book.ledger import NOT_REPRODUCED, PARTLY, REPRODUCED, Claim, Facts, Finding, Rule
 
-ADAMW = "compressed-adamw"
+ADAMW, SCALE = "compressed-adamw", "loss-at-scale"
 FAILS = 0.1  # nats above the baseline at the end of a short run that count as a failure
 SAME = 0.01  # nats that two runs of one seed may differ by and still count as the same
 
@@ -103,7 +103,7 @@ def loss_gap(claim: Claim, facts: Facts) -> Finding:
 
 def gap_at_124m(claim: Claim, facts: Facts) -> Finding:
     """The published rule at their size and length: as small as they say, in part if it would pass for the same."""
-    gap = facts.on_gpu(ADAMW, "gpu/gpt2-124m/published")
+    gap = facts.on_gpu(SCALE, "gpt2-124m/published")
     verdict = REPRODUCED if gap <= claim.number() + 0.0005 else PARTLY if gap < SAME else NOT_REPRODUCED  # rounding
     text = f"on another corpus, 124M parameters and 1,500 steps: {gap:+.4f} nats, one pair"
     return Finding(verdict, text, "More pairs, or their corpus.", "low")
@@ -111,7 +111,7 @@ def gap_at_124m(claim: Claim, facts: Facts) -> Finding:
 
 def bounded_gap(claim: Claim, facts: Facts) -> Finding:
     """The published rule's gap of the training loss over the whole run, smoothed, against the end of their range."""
-    largest = facts.on_gpu(ADAMW, "gpu/gpt2-124m/published/largest-gap")
+    largest = facts.on_gpu(SCALE, "gpt2-124m/published/largest-gap")
     verdict = REPRODUCED if largest <= claim.ends()[1] else PARTLY if largest < SAME else NOT_REPRODUCED
     text = f"at 124M the training loss by the published rule is at most {largest:.4f} nats from that of fp32, means of "
     return Finding(verdict, text + "a hundred steps, one pair", "More pairs, or their corpus.", "low")
@@ -119,8 +119,8 @@ def bounded_gap(claim: Claim, facts: Facts) -> Finding:
 
 def run_at_355m(claim: Claim, facts: Facts) -> Finding:
     """Their run had a gap below .003: by the published rule at 124M and by ours at 355M, or by ours alone."""
-    published = facts.on_gpu(ADAMW, "gpu/gpt2-124m/published")
-    ours = facts.on_gpu(ADAMW, "gpu/gpt2-355m/gap")
+    published = facts.on_gpu(SCALE, "gpt2-124m/published")
+    ours = facts.on_gpu(SCALE, "gpt2-355m/gap")
     verdict = NOT_REPRODUCED if ours >= 0.003 else REPRODUCED if published < 0.003 else PARTLY
     text = f"on another corpus and over 1,500 steps this project's default is {ours:+.4f} nats from fp32 at 355M, one "
     text += f"pair; the published rule, at 124M, {published:+.4f}"
@@ -129,7 +129,7 @@ def run_at_355m(claim: Claim, facts: Facts) -> Finding:
 
 def gap_after_500(claim: Claim, facts: Facts) -> Finding:
     """The smoothed training loss by the published rule a third of the way: as near as they say, or no failure."""
-    gap = facts.on_gpu(ADAMW, "gpu/gpt2-124m/published/at-500")
+    gap = facts.on_gpu(SCALE, "gpt2-124m/published/at-a-third")
     verdict = REPRODUCED if gap <= claim.number() + 0.0005 else PARTLY if gap < FAILS else NOT_REPRODUCED  # rounding
     text = f"on another corpus, at 124M, the training loss by the published rule is {gap:+.4f} nats from that of fp32 "
     return Finding(verdict, text + "around step 500 of 1,500, one pair", "More pairs, or their corpus.", "low")
@@ -137,8 +137,8 @@ def gap_after_500(claim: Claim, facts: Facts) -> Finding:
 
 def mixed_precision_after_500(claim: Claim, facts: Facts) -> Finding:
     """Their run in bf16: by this project's default at 355M and by the published rule at 124M, or by the first alone."""
-    ours = facts.on_gpu(ADAMW, "gpu/gpt2-355m/at-500")
-    published = facts.on_gpu(ADAMW, "gpu/gpt2-124m/published/at-500")
+    ours = facts.on_gpu(SCALE, "gpt2-355m/at-a-third")
+    published = facts.on_gpu(SCALE, "gpt2-124m/published/at-a-third")
     limit = claim.number() + 0.0005  # rounding
     verdict = NOT_REPRODUCED if ours > limit else REPRODUCED if published <= limit else PARTLY
     text = f"on another corpus and in bf16 this project's default is {ours:+.4f} nats from fp32 at 355M around step "

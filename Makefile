@@ -22,6 +22,9 @@ NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 # Test workers share the cores: one thread each, or they fight over them.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 JUPYTER_PLATFORM_DIRS=1
 
+# Cell by cell; --dist loadscope keeps the cells of a notebook together.
+NBVAL = $(ONE_THREAD) $(PY) -m pytest -q --nbval-lax --nbval-current-env -n $(WORKERS) --dist loadscope
+
 .PHONY: help setup reproduce test book serve lab check bench soak lock clean
 
 help: ## list the targets and the variables
@@ -53,12 +56,12 @@ $(VENV)/.ready: requirements.lock pyproject.toml
 reproduce: $(READY) ## re-execute the chapters, rebuild figures, tables and HTML, report what moved
 	@$(PY) -m tq.book reproduce $(CHAPTERS) --device $(DEVICE) --profile $(PROFILE) --jobs $(JOBS) $(if $(FORCE),--force) $(if $(MINUTES),--minutes $(MINUTES)) --book
 
-test: check ## check, then every test, then every notebook cell by cell (nbval)
+test: check ## check, then every test, then the notebooks that changed, and three more, cell by cell (nbval)
 	@.ci/browser
 	@status=0; \
-	$(ONE_THREAD) $(PY) -m pytest tests -q -n $(WORKERS) -m "not soak" || status=$$?; \
+	$(ONE_THREAD) $(PY) -m pytest tests -q -n $(WORKERS) --dist loadgroup -m "not soak" --durations=40 || status=$$?; \
 	if [ -n "$(NOTEBOOKS)" ]; then \
-	  $(ONE_THREAD) $(PY) -m pytest notebooks -q --nbval-lax --nbval-current-env -n $(WORKERS) --dist loadscope || status=$$?; \
+	  notebooks=$$($(PY) .ci/notebooks.py) && $(NBVAL) $$notebooks --durations=40 || status=$$?; \
 	fi; \
 	exit $$status
 
@@ -82,8 +85,12 @@ check: $(READY) ## ruff, mypy and the floors of the house
 bench: $(READY) ## time the codec against a copy, the reference and peers; print and record the table
 	@$(PY) -m tq.book bench
 
-soak: $(READY) ## the long repetitions that 'test' leaves out
-	@$(ONE_THREAD) $(PY) -m pytest tests -n $(WORKERS) -m soak
+soak: $(READY) ## the long repetitions that 'test' leaves out, every notebook cell by cell, all tests with the clock ahead
+	@status=0; \
+	$(ONE_THREAD) $(PY) -m pytest tests -n $(WORKERS) -m soak || status=$$?; \
+	$(NBVAL) notebooks || status=$$?; \
+	$(ONE_THREAD) PY="$(PY)" WORKERS="$(WORKERS)" .ci/clock || status=$$?; \
+	exit $$status
 
 lock: $(READY) ## resolve requirements.lock and environment.yml anew from pyproject.toml
 	@$(PY) .ci/lock.py $(if $(UPGRADE),--upgrade)

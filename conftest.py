@@ -1,9 +1,16 @@
-"""Skips are never silent: each is printed with its reason, and in CI an unexpected one fails the run.
+"""What a run says at its end: what was skipped and why, the most memory a process took, which tests were slowest.
 
+Skips are never silent: each reason is printed with what it held back, and in CI an unexpected one fails the run.
 Holds for tests/ and for notebooks/ (nbval). It judges no test; what a test needs, the test says.
 """
 
 import os
+import re
+import resource
+from collections import Counter
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +18,7 @@ import pytest
 ALLOWED_IN_CI = (
     "needs a GPU",
     "needs a network",
-    "needs root",
+    "needs hosts: namespaces or token buckets are not allowed",
     "needs a git checkout",
     "needs a browser",
 )
@@ -36,21 +43,92 @@ def in_ci() -> bool:
     return os.environ.get("CI", "").lower() in ("1", "true", "yes")
 
 
+def peak_bytes() -> int:
+    """Most that this process, or one that it started and waited for, has held in memory."""
+    return max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)) << 10
+
+
+PEAKS = pytest.StashKey[list[tuple[int, str]]]()  # bytes, and the test that came to them
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[PEAKS] = [(0, "")]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    peaks = item.config.stash[PEAKS]
+    if (now := peak_bytes()) > peaks[0][0]:
+        peaks[0] = now, item.nodeid
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """A worker of xdist has ended; one that crashed has not said what it took."""
+    node.config.stash[PEAKS].append(tuple(getattr(node, "workeroutput", {}).get("peak", (0, ""))))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `--dist loadgroup`: a file that builds something once goes to one worker, or each worker would build it.
+
+    Other tests go where there is time. Decided by the file's text: xdist 3.8's own groups are lost in pytest 9.2.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.split("::")[0]
+            return file if builds_once(config.rootpath / file) else nodeid
+
+    return ByFile(config, log) if config.getoption("dist") == "loadgroup" else None
+
+
+@cache
+def builds_once(file: Path) -> bool:
+    """Whether a fixture of this file is made once for all of its tests."""
+    return re.search(r"""@pytest\.fixture\([^)]*scope=["'](module|session)["']""", file.read_text()) is not None
+
+
+def slowest(config: pytest.Config, count: int) -> list[str]:
+    """Lines of seconds and test, all phases of a test together, the slowest first."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    seconds: Counter[str] = Counter()
+    for report in (report for reports in reporter.stats.values() for report in reports):
+        seconds[getattr(report, "nodeid", "")] += getattr(report, "duration", 0.0)
+    return [f"{took:8.2f} s  {test}\n" for test, took in seconds.most_common(count)]
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     is_worker = hasattr(session.config, "workerinput")
+    if is_worker:
+        session.config.workeroutput["peak"] = session.config.stash[PEAKS][0]
     if not is_worker and in_ci() and unexpected_skips(skips(session.config)) and session.exitstatus == 0:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    _say_what_was_skipped(terminalreporter, config)
+    if count := config.getoption("durations"):
+        file = config.rootpath / "_build" / f"slowest-{Path(config.args[0]).parts[0]}.txt"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("".join(slowest(config, count)))
+    most, test = max((peak_bytes(), ""), *config.stash[PEAKS])
+    terminalreporter.line(f"largest process: {most / 1e9:.1f} GB{f', in {test}' if test else ''}")
+
+
+def _say_what_was_skipped(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     found = skips(config)
     if not found:
         return
     terminalreporter.section("skipped, and why")
     bad = unexpected_skips(found) if in_ci() else []
-    for test, reason in found:
-        mark = "  <- not allowed in CI" if (test, reason) in bad else ""
-        terminalreporter.line(f"{test}: {reason}{mark}")
+    for reason in dict.fromkeys(reason for _, reason in found):
+        tests = [test for test, other in found if other == reason]
+        files = ", ".join(dict.fromkeys(test.split("::")[0] for test in tests))
+        where = tests[0] if len(tests) == 1 else f"{len(tests)} tests of {files}"
+        mark = "  <- not allowed in CI" if reason in [other for _, other in bad] else ""
+        terminalreporter.line(f"{where}: {reason}{mark}")
     if bad:
         terminalreporter.line(f"CI: {len(bad)} skipped without a reason listed in conftest.py: the run fails", red=True)

@@ -47,14 +47,15 @@ _STAMP = int(
 
 # places in the one array of int64 that a kernel is called with; addresses, counts, two float64 (limit, factor), and
 # what it answers: whether some scale is not finite
-(
-    _NEXT, _PIECES, _GROUPS, _X, _SIZE, _DIM, _PAYLOAD, _SCALE_AT, _BLOCKS, _SIGNS, _ROUNDS, _BLOCK, _TABLE, _ENTRIES,
-    _MULTIPLIERS, _TRIALS, _SCALE, _STREAM, _LIMIT, _FACTOR, _LOST,
-) = range(21)  # fmt: skip
-_FIELDS = 21
+_PLACES = (
+    _NEXT, _PIECES, _GROUPS, _X, _SIZE, _DIM, _PAYLOAD, _SCALE_AT, _BLOCKS, _SEED, _ROUNDS, _BLOCK, _TABLE, _ENTRIES,
+    _MULTIPLIERS, _TRIALS, _CUTS, _SCALE, _STREAM, _LIMIT, _FACTOR, _LOST,
+) = tuple(range(22))  # fmt: skip
+_FIELDS = len(_PLACES)  # that compiled code reads and ``_run`` holds every array of arguments to
 _SIGNATURE = types.void(types.CPointer(types.int64))
 _KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _njit = numba.njit(error_model="numpy", fastmath={"contract", "nsz"})
+Search = tuple[tuple[float, ...], tuple[tuple[int, ...], ...], tuple[int, ...]]  # of ``tq.quant.scale_search``
 
 
 def _compiled(body: Callable) -> Any:
@@ -188,12 +189,30 @@ def _scratch(floats):
     return buffer[start : start + floats]
 
 
+_WORD, _SIGNS = np.uint64(0xFFFFFFFF), np.uint64(1)
+
+
 @_njit
-def _sign_masks(signs):
-    """What signs [R, B] flip: int32 [R * B] with the top bit set for -1."""
-    flat, masks = signs.reshape(signs.size), _scratch(signs.size).view(np.int32)
-    for i in range(signs.size):
-        masks[i] = np.int32(-2147483648) if flat[i] < 0 else np.int32(0)
+def _philox(a, b, c, d, seed):
+    """Four words of random bits; all numbers uint64: see ``tq.quant.rotation.philox``."""
+    half = np.uint64(32)
+    low, high = seed & _WORD, seed >> half
+    for _ in range(10):
+        p, q = a * np.uint64(0xD2511F53), c * np.uint64(0xCD9E8D57)
+        a, b, c, d = (q >> half) ^ b ^ low, q & _WORD, (p >> half) ^ d ^ high, p & _WORD
+        low, high = (low + np.uint64(0x9E3779B9)) & _WORD, (high + np.uint64(0xBB67AE85)) & _WORD
+    return a, b, c, d
+
+
+@_njit
+def _sign_masks(seed, rounds, block):
+    """What the signs of all rounds flip: int32 [R * B] with the top bit set for -1."""
+    masks = _scratch(rounds * block).view(np.int32)
+    for i in range(0, rounds * block, 128):
+        words = _philox(np.uint64(i // 128), np.uint64(block), np.uint64(0), _SIGNS, np.uint64(seed))
+        for k in range(min(128, rounds * block - i)):
+            word = words[0] if k < 32 else words[1] if k < 64 else words[2] if k < 96 else words[3]
+            masks[i + k] = np.int32((word >> np.uint64(k % 32) & np.uint64(1)) << np.uint64(31))
     return masks
 
 
@@ -216,8 +235,80 @@ def _array(address, shape, dtype):
 
 
 @_njit
-def _encode_pieces(given, kind, bits):
-    """Encode pieces as ``encode`` says until none is left. The types of ``kind`` and ``bits`` select the variant."""
+def _judge(given, z, pitch, to_unit, best, least, room, bits):
+    """Into ``best`` for each of 16 blocks the multiplier whose codes have the largest cosine with the block.
+
+    room: 48 fp32 numbers a trial.
+    """
+    block, trials = given[_BLOCK], given[_TRIALS]
+    multipliers = _array(given[_MULTIPLIERS], trials, np.float32)
+    units = room[: 16 * trials].reshape(trials, 16)
+    sums = room[16 * trials : 48 * trials].reshape(trials, 2, 16)
+    sums[:] = 0.0
+    for k in range(trials):
+        for lane in range(16):
+            units[k, lane] = to_unit[lane] * multipliers[k]
+    for eighth in range(block // 8):
+        chunk = z + 64 * (eighth // 2) + 8 * (eighth % 2) * pitch
+        k = 0
+        while k < trials:
+            units_k, sums_k = _address(units) + 64 * k, _address(sums) + 128 * k
+            if trials - k >= 4:
+                simd.try_scales(chunk, pitch, units_k, given[_TABLE], sums_k, bits, 4)
+                k += 4
+            else:
+                simd.try_scales(chunk, pitch, units_k, given[_TABLE], sums_k, bits, 1)
+                k += 1
+    for k in range(trials):
+        energy = np.float32(block) * multipliers[k] * multipliers[k]
+        for lane in range(16):
+            loss, product = sums[k, 0, lane], sums[k, 1, lane]
+            # squared sine of the angle between u and its levels q = u - r, from r: no cancellation
+            sine = (energy * loss - product * product) / (energy * (energy - 2 * product + loss))
+            if k == 0 or sine < least[lane]:
+                least[lane] = sine
+                best[lane] = multipliers[k]
+
+
+@_njit
+def _judge_in_integers(given, z, pitch, to_unit, best, least, room, bits):
+    """The same by integers, as ``tq.quant.scale_search`` says. room: 64 fp32 numbers and 4 times a block."""
+    block, trials, table = given[_BLOCK], given[_TRIALS], given[_CUTS]
+    unit, sums, steps = _address(room), _address(room) + 64, _address(room) + 64 + 256
+    for lane in range(16):
+        room[lane] = to_unit[lane] * np.float32(simd.STEPS)
+        least[lane] = np.float32(-1.0)
+    for c in range(block // 16):
+        simd.to_steps(z + 64 * c, pitch, unit, steps + 256 * c, bits)
+    k = 0
+    while k < trials:
+        rows, multiplier = table + 16 + simd.TRIAL_BYTES * k, given[_MULTIPLIERS] + 4 * k
+        simd.zero_bytes(sums, 256)
+        if trials - k >= 2:
+            for part in range(block // 32):
+                simd.try_steps(steps + 512 * part, table, rows, sums, bits, 2)
+            simd.judge(sums, multiplier, _address(best), _address(least), bits)
+            simd.judge(sums + 128, multiplier + 4, _address(best), _address(least), bits)
+            k += 2
+        else:
+            for part in range(block // 32):
+                simd.try_steps(steps + 512 * part, table, rows, sums, bits, 1)
+            simd.judge(sums, multiplier, _address(best), _address(least), bits)
+            k += 1
+
+
+@_njit
+def _encode_room(bits, block, trials):
+    """fp32 numbers of the scratch memory that ``_encode_group`` works in."""
+    return (18 + len(bits)) * block + 16 * _PAD + 256 + 160 + (48 * trials + 4 * block if trials > 1 else 0)
+
+
+@_njit
+def _encode_group(given, room, masks_at, kind, bits, group):
+    """Encode 16 blocks as ``encode`` says. The types of ``kind`` and ``bits`` select the variant.
+
+    given: as ``_PLACES`` says; room: scratch of ``_encode_room`` numbers; masks_at: where ``_sign_masks`` lie.
+    """
     source, size, dim, payload, n_blocks, rounds, block = (
         given[_X],
         given[_SIZE],
@@ -228,7 +319,6 @@ def _encode_pieces(given, kind, bits):
         given[_BLOCK],
     )
     scales = _array(given[_SCALE_AT], n_blocks, np.float32)
-    signs = _array(given[_SIGNS], (rounds, block), np.float32)
     multipliers = _array(given[_MULTIPLIERS], given[_TRIALS], np.float32)
     tables_at, scale_kind = given[_TABLE], given[_SCALE]
     limit, factor = given.view(np.float64)[_LIMIT], given.view(np.float64)[_FACTOR]
@@ -237,229 +327,240 @@ def _encode_pieces(given, kind, bits):
     growth = np.float32(float(block) ** (-0.5 * rounds))  # undoes that of the unnormalised transforms
     root = np.float32(math.sqrt(block))
 
-    masks = _sign_masks(signs)
-    group_blocks, packed, spare_payload = _scratch(4 * pitch), _scratch(4 * width), _scratch(4 * width)
-    partial_energies, spare_block, wide_block = _scratch(256), _scratch(block), _scratch(block)
-    energies, to_unit, best, unit, least = _scratch(16), _scratch(16), _scratch(16), _scratch(16), _scratch(16)
-    sums, trial_sums = _scratch(32).reshape(2, 16), _scratch(32 * trials).reshape(trials, 2, 16)
-    units, keep, powers = _scratch(16 * trials).reshape(trials, 16), np.empty(16, np.int32), np.empty(16, np.float64)
-    z, words, masks_at = _address(group_blocks), _address(packed), _address(masks)
-    energy_tile, spare, wide = _address(partial_energies), _address(spare_block), _address(wide_block)
+    z = _address(room)
+    words = z + 16 * pitch
+    spare_payload = words + 16 * width
+    energy_tile = spare_payload + 16 * width
+    at = 4 * pitch + 8 * width + 256
+    spare, wide = z + 4 * at, z + 4 * (at + block)
+    wide_block = room[at + block : at + 2 * block]
+    at += 2 * block
+    energies, to_unit, best, unit, least = (
+        room[at : at + 16],
+        room[at + 16 : at + 32],
+        room[at + 32 : at + 48],
+        room[at + 48 : at + 64],
+        room[at + 64 : at + 80],
+    )
+    sums = room[at + 80 : at + 112].reshape(2, 16)
+    keep, powers = room[at + 112 : at + 128].view(np.int32), room[at + 128 : at + 160].view(np.float64)
+    at += 160
 
-    per_row = (dim + block - 1) // block
+    n, per_row = group * _GROUP, (dim + block - 1) // block
+    rows = min(_GROUP, n_blocks - n)
+    row, column = n // per_row, n % per_row * block
+    keep[:] = -1
+    powers[:] = 1.0
+    for r in range(_GROUP):
+        if r >= rows:
+            simd.zero_bytes(z + pitch * r, 4 * block)
+            simd.zero_bytes(energy_tile + 64 * r, 64)
+            continue
+        address = source + (row * dim + column) * size
+        count = min(block, dim - column)
+        if count < block:
+            simd.zero_bytes(spare, size * block)
+            simd.copy_bytes(spare, address, size * count)
+            address = spare
+        _load_row(address, kind, size, masks_at, z + pitch * r, energy_tile + 64 * r, block)
+        column += block
+        if column >= dim:
+            row, column = row + 1, 0
+    simd.sum_rows(energy_tile, _address(energies))
+
+    again = False
+    for r in range(rows):
+        if 1 / _SAFE < energies[r] < _SAFE:
+            continue
+        # rare: read the block again, times the power of two that brings its largest magnitude into [1/2, 1)
+        its_row, its_column = (n + r) // per_row, (n + r) % per_row * block
+        count = min(block, dim - its_column)
+        simd.zero_bytes(spare, size * block)
+        simd.copy_bytes(spare, source + (its_row * dim + its_column) * size, size * count)
+        for i in range(tiles):
+            simd.widen(spare + 16 * size * i, kind, wide + 64 * i)
+        largest = _largest(wide_block)
+        if largest == 0.0 or math.isnan(largest):
+            powers[r] = largest
+            wide_block[:] = 0.0
+        else:
+            exponent = math.frexp(largest)[1]
+            powers[r] = math.ldexp(1.0, exponent)
+            for i in range(block):
+                wide_block[i] = math.ldexp(float(wide_block[i]), -exponent)
+        _load_row(wide, np.float32(0), 4, masks_at, z + pitch * r, energy_tile + 64 * r, block)
+        again = True
+    if again:
+        simd.sum_rows(energy_tile, _address(energies))
+
+    for lane in range(16):
+        energy = energies[lane]
+        to_unit[lane] = root * growth / math.sqrt(energy) if energy > 0 else np.float32(0.0)
+        best[lane] = multipliers[0]
+    ahead = source + (row * dim + column) * size
+    if rounds > 1:
+        for c in range(tiles):
+            simd.tile(z + 64 * c, pitch, masks_at + 4 * block + 64 * c, "THSH")
+        for r in range(_GROUP):
+            _across(z + pitch * r, block)
+    if rounds > 2:
+        for c in range(tiles):
+            simd.tile(z + 64 * c, pitch, masks_at + 8 * block + 64 * c, "SH")
+        for r in range(_GROUP):
+            _across(z + pitch * r, block)
+    if trials > 1:
+        if rounds == 1:
+            for c in range(tiles):
+                _fetch(ahead, size, c)
+                simd.tile(z + 64 * c, pitch, 0, "TH")
+        if len(bits) <= simd.INTEGER_BITS:
+            _judge_in_integers(given, z, pitch, to_unit, best, least, room[at:], bits)
+        else:
+            _judge(given, z, pitch, to_unit, best, least, room[at:], bits)
+    for lane in range(16):
+        unit[lane] = to_unit[lane] * best[lane]
+    sums[:] = 0.0
+    simd.zero_bytes(words, 16 * width)
+    for c in range(tiles):
+        if trials == 1:
+            _fetch(ahead, size, c)
+            if rounds == 1:
+                simd.tile(z + 64 * c, pitch, 0, "TH")
+        for half in range(2):
+            coordinate = 16 * c + 8 * half
+            chunk = z + 64 * c + 8 * half * pitch
+            simd.quantize(chunk, pitch, _address(unit), tables_at, _address(sums), words, 2 * block, coordinate, bits)
+
+    for lane in range(16):
+        energy, dot, square = energies[lane], sums[0, lane] * growth, sums[1, lane]
+        if scale_kind == 0:
+            scale = math.sqrt(energy) / root
+        elif scale_kind == 1:
+            scale = dot / square
+        elif scale_kind == 2:
+            scale = energy / dot
+        else:
+            scale = math.sqrt(energy / square)
+        power = powers[lane]
+        exact = float(scale) * power * factor if power > 0 else power
+        if not abs(exact) < limit:
+            exact = np.nan
+        if not exact > 0:
+            keep[lane] = 0
+        if lane < rows:
+            scales[n + lane] = exact
+            if math.isnan(exact):
+                given[_LOST] = 1
+    if rows == _GROUP:
+        _move_words(words, _address(keep), payload + n * width, width, True)
+    else:
+        _move_words(words, _address(keep), spare_payload, width, True)
+        simd.copy_bytes(payload + n * width, spare_payload, rows * width)
+
+
+@_njit
+def _encode_pieces(given, kind, bits):
+    """Encode pieces as ``encode`` says until none is left."""
+    masks = _sign_masks(given[_SEED], given[_ROUNDS], given[_BLOCK])
+    room = _scratch(_encode_room(bits, given[_BLOCK], given[_TRIALS]))
     while True:
         first, last = _piece(given)
         if first == last:
             break
-        row, column = first * _GROUP // per_row, first * _GROUP % per_row * block
         for group in range(first, last):
-            n = group * _GROUP
-            rows = min(_GROUP, n_blocks - n)
-            keep[:] = -1
-            powers[:] = 1.0
-            for r in range(_GROUP):
-                if r >= rows:
-                    simd.zero_bytes(z + pitch * r, 4 * block)
-                    simd.zero_bytes(energy_tile + 64 * r, 64)
-                    continue
-                address = source + (row * dim + column) * size
-                count = min(block, dim - column)
-                if count < block:
-                    simd.zero_bytes(spare, size * block)
-                    simd.copy_bytes(spare, address, size * count)
-                    address = spare
-                _load_row(address, kind, size, masks_at, z + pitch * r, energy_tile + 64 * r, block)
-                column += block
-                if column >= dim:
-                    row, column = row + 1, 0
-            simd.sum_rows(energy_tile, _address(energies))
+            _encode_group(given, room, _address(masks), kind, bits, group)
+    _hold((masks, room))
 
-            again = False
-            for r in range(rows):
-                if 1 / _SAFE < energies[r] < _SAFE:
-                    continue
-                # rare: read the block again, times the power of two that brings its largest magnitude into [1/2, 1)
-                its_row, its_column = (n + r) // per_row, (n + r) % per_row * block
-                count = min(block, dim - its_column)
-                simd.zero_bytes(spare, size * block)
-                simd.copy_bytes(spare, source + (its_row * dim + its_column) * size, size * count)
-                for i in range(tiles):
-                    simd.widen(spare + 16 * size * i, kind, wide + 64 * i)
-                largest = _largest(wide_block)
-                if largest == 0.0 or math.isnan(largest):
-                    powers[r] = largest
-                    wide_block[:] = 0.0
-                else:
-                    exponent = math.frexp(largest)[1]
-                    powers[r] = math.ldexp(1.0, exponent)
-                    for i in range(block):
-                        wide_block[i] = math.ldexp(float(wide_block[i]), -exponent)
-                _load_row(wide, np.float32(0), 4, masks_at, z + pitch * r, energy_tile + 64 * r, block)
-                again = True
-            if again:
-                simd.sum_rows(energy_tile, _address(energies))
 
-            for lane in range(16):
-                energy = energies[lane]
-                to_unit[lane] = root * growth / math.sqrt(energy) if energy > 0 else np.float32(0.0)
-                best[lane] = multipliers[0]
-            ahead = source + (row * dim + column) * size
-            if rounds > 1:
-                for c in range(tiles):
-                    simd.tile(z + 64 * c, pitch, masks_at + 4 * block + 64 * c, "THSH")
-                for r in range(_GROUP):
-                    _across(z + pitch * r, block)
-            if rounds > 2:
-                for c in range(tiles):
-                    simd.tile(z + 64 * c, pitch, masks_at + 8 * block + 64 * c, "SH")
-                for r in range(_GROUP):
-                    _across(z + pitch * r, block)
-            if trials > 1:
-                trial_sums[:] = 0.0
-                for k in range(trials):
-                    for lane in range(16):
-                        units[k, lane] = to_unit[lane] * multipliers[k]
-                for c in range(tiles):
-                    if rounds == 1:
-                        _fetch(ahead, size, c)
-                        simd.tile(z + 64 * c, pitch, 0, "TH")
-                    for half in range(2):
-                        chunk = z + 64 * c + 8 * half * pitch
-                        k = 0
-                        while k < trials:
-                            units_k, sums_k = _address(units) + 64 * k, _address(trial_sums) + 128 * k
-                            if trials - k >= 4:
-                                simd.try_scales(chunk, pitch, units_k, tables_at, sums_k, bits, 4)
-                                k += 4
-                            else:
-                                simd.try_scales(chunk, pitch, units_k, tables_at, sums_k, bits, 1)
-                                k += 1
-                for k in range(trials):
-                    energy = np.float32(block) * multipliers[k] * multipliers[k]
-                    for lane in range(16):
-                        loss, product = trial_sums[k, 0, lane], trial_sums[k, 1, lane]
-                        # squared sine of the angle between u and its levels q = u - r, from r: no cancellation
-                        sine = (energy * loss - product * product) / (energy * (energy - 2 * product + loss))
-                        if k == 0 or sine < least[lane]:
-                            least[lane] = sine
-                            best[lane] = multipliers[k]
-            for lane in range(16):
-                unit[lane] = to_unit[lane] * best[lane]
-            sums[:] = 0.0
-            simd.zero_bytes(words, 16 * width)
+@_njit
+def _decode_room(bits, block):
+    """fp32 numbers of the scratch memory that ``_decode_group`` works in."""
+    return (17 + len(bits)) * block + 16 * _PAD
+
+
+@_njit
+def _decode_table(given):
+    """The levels, and once more byte by byte.
+
+    They undo the growth of the unnormalised transforms: a tiny scale times that would be subnormal.
+    """
+    levels = _array(given[_TABLE], given[_ENTRIES], np.float32)
+    table = _scratch(2 * levels.size)
+    table[: levels.size] = levels * np.float32(float(given[_BLOCK]) ** (-0.5 * given[_ROUNDS]))
+    entries, planes = table[: levels.size].view(np.uint8), table[levels.size :].view(np.uint8)
+    planes.reshape(4, levels.size)[:] = entries.reshape(levels.size, 4).T
+    return table
+
+
+@_njit
+def _decode_group(given, room, masks_at, table_at, kind, bits, group):
+    """Decode 16 blocks as ``decode`` says; arguments as of ``_encode_group``, and where ``_decode_table`` lies."""
+    target, size, dim, payload, stream = given[_X], given[_SIZE], given[_DIM], given[_PAYLOAD], given[_STREAM]
+    n_blocks, rounds, block = given[_BLOCKS], given[_ROUNDS], given[_BLOCK]
+    scales = _array(given[_SCALE_AT], n_blocks, np.float32)
+    limit = np.float32(given.view(np.float64)[_LIMIT])
+    tiles = block // 16
+    width, pitch = len(bits) * block // 8, 4 * (block + _PAD)
+    z = _address(room)
+    words = z + 16 * pitch
+    spare_words = words + 16 * width
+    spare = spare_words + 16 * width
+
+    n, per_row = group * _GROUP, (dim + block - 1) // block
+    rows = min(_GROUP, n_blocks - n)
+    row, column = n // per_row, n % per_row * block
+    if rows == _GROUP:
+        _move_words(words, 0, payload + n * width, width, False)
+    else:
+        simd.zero_bytes(spare_words, 16 * width)
+        simd.copy_bytes(spare_words, payload + n * width, rows * width)
+        _move_words(words, 0, spare_words, width, False)
+    if rounds == 1:
+        for c in range(tiles):
+            if block > 256 and not stream:
+                simd.prefetch_1kb(target + (row * dim + column + 256 * c) * size, True)
+            simd.dequantize(words, 2 * block, c, table_at, z + 64 * c, pitch, bits, "HT")
+    else:
+        for c in range(tiles):
+            simd.dequantize(words, 2 * block, c, table_at, z + 64 * c, pitch, bits, "H")
+        for r in range(_GROUP):
+            _across(z + pitch * r, block)
+        if rounds == 3:
             for c in range(tiles):
-                if trials == 1:
-                    _fetch(ahead, size, c)
-                if rounds == 1 and trials == 1:
-                    simd.tile(z + 64 * c, pitch, 0, "TH")
-                for half in range(2):
-                    coordinate = 16 * c + 8 * half
-                    chunk = z + 64 * c + 8 * half * pitch
-                    simd.quantize(
-                        chunk, pitch, _address(unit), tables_at, _address(sums), words, 2 * block, coordinate, bits
-                    )  # fmt: skip
-
-            for lane in range(16):
-                energy, dot, square = energies[lane], sums[0, lane] * growth, sums[1, lane]
-                if scale_kind == 0:
-                    scale = math.sqrt(energy) / root
-                elif scale_kind == 1:
-                    scale = dot / square
-                elif scale_kind == 2:
-                    scale = energy / dot
-                else:
-                    scale = math.sqrt(energy / square)
-                power = powers[lane]
-                exact = float(scale) * power * factor if power > 0 else power
-                if not abs(exact) < limit:
-                    exact = np.nan
-                if not exact > 0:
-                    keep[lane] = 0
-                if lane < rows:
-                    scales[n + lane] = exact
-                    if math.isnan(exact):
-                        given[_LOST] = 1
-            if rows == _GROUP:
-                _move_words(words, _address(keep), payload + n * width, width, True)
-            else:
-                _move_words(words, _address(keep), _address(spare_payload), width, True)
-                simd.copy_bytes(payload + n * width, _address(spare_payload), rows * width)
-    _hold((masks, group_blocks, packed, spare_payload, partial_energies, spare_block, wide_block))
-    _hold((energies, unit, sums, trial_sums, units, keep))
+                simd.tile(z + 64 * c, pitch, masks_at + 8 * block + 64 * c, "SH")
+            for r in range(_GROUP):
+                _across(z + pitch * r, block)
+        for c in range(tiles):
+            simd.tile(z + 64 * c, pitch, masks_at + 4 * block + 64 * c, "SHT")
+    for r in range(rows):
+        address = target + (row * dim + column) * size
+        count = min(block, dim - column)
+        z_row = z + pitch * r
+        if count == block:
+            _store_row(z_row, masks_at, scales[n + r], limit, address, kind, size, block)
+        else:
+            simd.copy_bytes(spare, address, size * count)
+            _store_row(z_row, masks_at, scales[n + r], limit, spare, kind, size, block)
+            simd.copy_bytes(address, spare, size * count)
+        column += block
+        if column >= dim:
+            row, column = row + 1, 0
 
 
 @_njit
 def _decode_pieces(given, kind, bits):
     """Decode pieces as ``decode`` says until none is left."""
-    target, size, dim, payload, stream = given[_X], given[_SIZE], given[_DIM], given[_PAYLOAD], given[_STREAM]
-    n_blocks, rounds, block = given[_BLOCKS], given[_ROUNDS], given[_BLOCK]
-    scales = _array(given[_SCALE_AT], n_blocks, np.float32)
-    signs = _array(given[_SIGNS], (rounds, block), np.float32)
-    levels = _array(given[_TABLE], given[_ENTRIES], np.float32)
-    limit = np.float32(given.view(np.float64)[_LIMIT])
-    tiles = block // 16
-    width, pitch = len(bits) * block // 8, 4 * (block + _PAD)
-
-    masks = _sign_masks(signs)
-    group_blocks, packed = _scratch(4 * pitch), _scratch(4 * width)
-    spare_payload, spare_block = _scratch(4 * width), _scratch(block)
-    z, words, masks_at = _address(group_blocks), _address(packed), _address(masks)
-    spare_words, spare = _address(spare_payload), _address(spare_block)
-    # undoes the growth of the unnormalised transforms; in the levels, as a tiny scale times it would be subnormal
-    table = np.empty(2 * levels.size, np.float32)
-    table[: levels.size] = levels * np.float32(float(block) ** (-0.5 * rounds))
-    entries, planes = table[: levels.size].view(np.uint8), table[levels.size :].view(np.uint8)
-    planes.reshape(4, levels.size)[:] = entries.reshape(levels.size, 4).T  # and once more byte by byte
-    table_at = _address(table)
-
-    per_row = (dim + block - 1) // block
+    masks = _sign_masks(given[_SEED], given[_ROUNDS], given[_BLOCK])
+    room, table = _scratch(_decode_room(bits, given[_BLOCK])), _decode_table(given)
     while True:
         first, last = _piece(given)
         if first == last:
             break
-        row, column = first * _GROUP // per_row, first * _GROUP % per_row * block
         for group in range(first, last):
-            n = group * _GROUP
-            rows = min(_GROUP, n_blocks - n)
-            if rows == _GROUP:
-                _move_words(words, 0, payload + n * width, width, False)
-            else:
-                simd.zero_bytes(spare_words, 16 * width)
-                simd.copy_bytes(spare_words, payload + n * width, rows * width)
-                _move_words(words, 0, spare_words, width, False)
-            if rounds == 1:
-                for c in range(tiles):
-                    if block > 256 and not stream:
-                        simd.prefetch_1kb(target + (row * dim + column + 256 * c) * size, True)
-                    simd.dequantize(words, 2 * block, c, table_at, z + 64 * c, pitch, bits, "HT")
-            else:
-                for c in range(tiles):
-                    simd.dequantize(words, 2 * block, c, table_at, z + 64 * c, pitch, bits, "H")
-                for r in range(_GROUP):
-                    _across(z + pitch * r, block)
-                if rounds == 3:
-                    for c in range(tiles):
-                        simd.tile(z + 64 * c, pitch, masks_at + 8 * block + 64 * c, "SH")
-                    for r in range(_GROUP):
-                        _across(z + pitch * r, block)
-                for c in range(tiles):
-                    simd.tile(z + 64 * c, pitch, masks_at + 4 * block + 64 * c, "SHT")
-            for r in range(rows):
-                address = target + (row * dim + column) * size
-                count = min(block, dim - column)
-                z_row = z + pitch * r
-                if count == block:
-                    _store_row(z_row, masks_at, scales[n + r], limit, address, kind, size, block)
-                else:
-                    simd.copy_bytes(spare, address, size * count)
-                    _store_row(z_row, masks_at, scales[n + r], limit, spare, kind, size, block)
-                    simd.copy_bytes(address, spare, size * count)
-                column += block
-                if column >= dim:
-                    row, column = row + 1, 0
-    if stream:
+            _decode_group(given, room, _address(masks), _address(table), kind, bits, group)
+    if given[_STREAM]:
         simd.fence()
-    _hold((masks, group_blocks, packed, spare_payload, spare_block, table))
+    _hold((masks, room, table))
 
 
 @_njit
@@ -504,8 +605,8 @@ def _look_up(bits: int, thresholds: bytes, levels: bytes) -> np.ndarray:
     """
     half, degree = 1 << (bits - 1), simd.DEGREE[bits]
     positive = np.frombuffer(thresholds, np.float32)[half:].astype(np.float64)
-    edges = np.full(simd.table_size(half), np.inf, np.float32)
-    edges[(half - 1 + np.arange(half)) % edges.size] = np.concatenate([[-np.inf], positive])
+    edges = np.roll(np.concatenate([[-np.inf], positive]), half - 1)  # entry half - 1 + j: the j-th, again and again
+    edges = np.resize(edges, simd.table_size(half))
     magnitudes = np.resize(np.frombuffer(levels, np.float32)[half:], simd.table_size(half))
     if degree == 0:
         return np.concatenate([edges, magnitudes, [0.0]]).astype(np.float32)
@@ -529,10 +630,24 @@ def _look_up(bits: int, thresholds: bytes, levels: bytes) -> np.ndarray:
 
 
 @lru_cache(maxsize=64)
-def _encoder_tables(bits: int, thresholds: bytes, levels: bytes, multipliers: tuple[float, ...]) -> Any:
-    """The tables of ``_look_up``, the multipliers, and where both are: address, count, address, count."""
-    tables, trials = _look_up(bits, thresholds, levels), np.array(multipliers, np.float32)
-    return (tables.ctypes.data, tables.size, trials.ctypes.data, trials.size), tables, trials
+def _encoder_tables(bits: int, thresholds: bytes, levels: bytes, search: Search = ((1.0,), (), ())) -> Any:
+    """The tables of ``_look_up``, the multipliers, how to judge them in integers, and where all are.
+
+    """
+    tables, (multipliers, cuts, whole) = _look_up(bits, thresholds, levels), search
+    trials, judged = np.array(multipliers, np.float32), np.full(16 + simd.TRIAL_BYTES * len(cuts), 127, np.uint8)
+    judged[: len(whole)] = whole
+    for row, of_trial in zip(judged[16:].reshape(-1, simd.TRIAL_BYTES), np.array(cuts, np.uint8), strict=True):
+        for cut in of_trial:
+            row[cut // 8] = min(row[cut // 8], cut)  # one at the cell's end counts in the next
+        row[16:32] = np.searchsorted(of_trial, np.arange(0, 128, 8))
+        row[32 : 32 + of_trial.size] = of_trial
+        row[48:] = np.array(whole)[np.searchsorted(of_trial, np.arange(128))]
+    where = {
+        _TABLE: tables.ctypes.data, _ENTRIES: tables.size, _MULTIPLIERS: trials.ctypes.data, _TRIALS: trials.size,
+        _CUTS: judged.ctypes.data,
+    }  # fmt: skip
+    return where, tables, trials, judged
 
 
 @lru_cache(maxsize=64)
@@ -561,6 +676,8 @@ os.register_at_fork(after_in_child=_after_fork)
 
 def _run(kernel: Any, given: np.ndarray, elements: int) -> None:
     """The kernel on all groups, on as many threads as torch uses."""
+    if given.shape != (_FIELDS,) or given.dtype != np.int64 or not given.flags.c_contiguous:
+        raise ValueError(f"kernels read {_FIELDS} int64 in a row, got {given.dtype} of shape {given.shape}")
     groups = -(-int(given[_BLOCKS]) // _GROUP)
     if groups == 0:
         return
@@ -587,27 +704,55 @@ def _limit(dtype: torch.dtype) -> float:
     return float(info.max) * (1.0 + info.eps / 4.0)
 
 
+def _arguments(values: dict[int, int]) -> np.ndarray:
+    """The array that a kernel is called with, from values by their places; 0 elsewhere."""
+    given = [0] * _FIELDS
+    for place, value in values.items():
+        given[place] = value
+    return np.array(given, np.int64)
+
+
+def _held_to_memory(*tensors: Tensor) -> None:
+    """Raises for tensors that a kernel cannot read by their address: copies on the way to it may be traced ones."""
+    for tensor in tensors:
+        if type(tensor) not in (Tensor, torch.nn.Parameter) or not tensor.is_cpu:
+            raise TypeError(f"the CPU kernels work on memory, got {type(tensor).__name__} on {tensor.device}")
+        assert tensor.is_contiguous()
+
+
+def _signed(seed: int) -> int:
+    """The int64 with the bits of a seed in [0, 2**64)."""
+    return seed - (1 << 64) if seed >> 63 else seed
+
+
+def _blocks_of(
+    x_RD: Tensor, payload_NW: Tensor, scales: Tensor, rotation: tuple[int, int, int], bits: int
+) -> dict[int, int]:
+    """The arguments of both directions; asserts what the kernels rely on."""
+    (block, rounds, seed), (rows, dim), count = rotation, x_RD.shape, scales.numel()
+    _held_to_memory(x_RD, payload_NW, scales)
+    assert count == rows * -(-dim // block) and payload_NW.nbytes == count * (bits * block // 8)
+    assert scales.dtype == torch.float32
+    return {
+        _X: x_RD.data_ptr(), _SIZE: x_RD.element_size(), _DIM: dim, _PAYLOAD: payload_NW.data_ptr(),
+        _SCALE_AT: scales.data_ptr(), _BLOCKS: count, _SEED: _signed(seed), _ROUNDS: rounds, _BLOCK: block,
+    }  # fmt: skip
+
+
 def encode(
-    x_RD: Tensor, payload_NW: Tensor, scale_N: Tensor, signs_RB: Tensor, levels_L: Tensor, thresholds: Tensor,
-    multipliers_K: tuple[float, ...], bits: int, scale: str, factor: float = 1.0,
+    x_RD: Tensor, payload_NW: Tensor, scale_N: Tensor, *, rotation: tuple[int, int, int], levels_L: Tensor,
+    thresholds: Tensor, search: Search, bits: int, scale: str, factor: float = 1.0,
 ) -> bool:  # fmt: skip
     """Encode ``factor * x_RD`` [rows, dim] (contiguous; fp32, bf16, fp16) into ``payload_NW`` and ``scale_N``.
 
-    Every row starts a new block. payload_NW: uint8; scale_N: fp32 or bf16; signs_RB: fp32, ±1; levels_L and
-    thresholds: fp32, symmetric; scale: "paper", "mse", "unbiased" or "norm". All on the CPU. Returns whether all
-    scales are finite.
+    Every row starts a new block. payload_NW: uint8; scale_N: fp32 or bf16; rotation: block, rounds, seed;
+    levels_L and thresholds: fp32, symmetric; scale: "paper", "mse", "unbiased" or "norm". All on the CPU. Returns
+    whether all scales are finite.
     """
     scales = scale_N if scale_N.dtype == torch.float32 else torch.empty(scale_N.shape, dtype=torch.float32)
-    limit = _limit(scale_N.dtype)
-    where, *_held = _encoder_tables(bits, thresholds.numpy().tobytes(), levels_L.numpy().tobytes(), multipliers_K)
-    given = np.array(
-        [
-            0, 0, 0, x_RD.data_ptr(), x_RD.element_size(), x_RD.shape[1], payload_NW.data_ptr(), scales.data_ptr(),
-            scales.numel(), signs_RB.data_ptr(), *signs_RB.shape, *where, _SCALES[scale], 0, 0, 0, 0,
-        ],
-        np.int64,
-    )  # fmt: skip
-    given.view(np.float64)[_LIMIT:_LOST] = limit, factor
+    where, *_held = _encoder_tables(bits, thresholds.numpy().tobytes(), levels_L.numpy().tobytes(), search)
+    given = _arguments(_blocks_of(x_RD, payload_NW, scales, rotation, bits) | where | {_SCALE: _SCALES[scale]})
+    given.view(np.float64)[[_LIMIT, _FACTOR]] = _limit(scale_N.dtype), factor
     _run(_kernel(True, _KINDS[x_RD.dtype], bits), given, x_RD.numel())
     if scales is not scale_N:
         scale_N.copy_(scales)
@@ -615,22 +760,17 @@ def encode(
 
 
 def decode(
-    payload_NW: Tensor, scale_N: Tensor, out_RD: Tensor, signs_RB: Tensor, levels_L: Tensor, bits: int,
-    accumulate: bool = False,
+    payload_NW: Tensor, scale_N: Tensor, out_RD: Tensor, *, rotation: tuple[int, int, int], levels_L: Tensor,
+    bits: int, accumulate: bool = False,
 ) -> None:  # fmt: skip
     """Decode into ``out_RD`` [rows, dim] (contiguous; fp32, bf16, fp16), or add to it (fp32). All on the CPU."""
-    scales = scale_N.float()
-    levels = _decoder_table(bits, levels_L.numpy().tobytes())
-    kind, target = simd.ADD_FP32 if accumulate else _KINDS[out_RD.dtype], out_RD.data_ptr()
-    if not accumulate and out_RD.shape[0] == 1 and out_RD.nbytes >= _LARGE and target % 64 == 0:
+    assert not accumulate or out_RD.dtype == torch.float32
+    scales, levels = scale_N.float(), _decoder_table(bits, levels_L.numpy().tobytes())
+    kind = simd.ADD_FP32 if accumulate else _KINDS[out_RD.dtype]
+    if not accumulate and out_RD.shape[0] == 1 and out_RD.nbytes >= _LARGE and out_RD.data_ptr() % 64 == 0:
         kind += simd.STREAM
-    given = np.array(
-        [
-            0, 0, 0, target, out_RD.element_size(), out_RD.shape[1], payload_NW.data_ptr(), scales.data_ptr(),
-            scales.numel(), signs_RB.data_ptr(), *signs_RB.shape, levels.ctypes.data, levels.size, 0, 0, 0,
-            kind >= simd.STREAM, 0, 0, 0,
-        ],
-        np.int64,
-    )  # fmt: skip
+    values = _blocks_of(out_RD, payload_NW, scales, rotation, bits)
+    values |= {_TABLE: levels.ctypes.data, _ENTRIES: levels.size, _STREAM: kind >= simd.STREAM}
+    given = _arguments(values)
     given.view(np.float64)[_LIMIT] = torch.finfo(out_RD.dtype).max
     _run(_kernel(False, kind, bits), given, out_RD.numel())

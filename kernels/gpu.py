@@ -14,12 +14,7 @@ L = 2**bits levels, K multipliers, C cells; in a program G blocks, T threads a b
 
 from __future__ import annotations
 
-import re
-import subprocess
-import tempfile
-from collections import Counter
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -38,12 +33,16 @@ LAUNCH = {
     "encode": dict(E=128, maxnreg=255),
     "encode, bits > 5": dict(E=64, maxnreg=192),
     "encode, search or block != 128": dict(E=64),
+    "encode, search in integers, block <= 128": dict(E=32),
     "decode": dict(E=128),
     "decode, block > 128": dict(E=64),
 }
 _PART = tl.constexpr(32)  # elements worked off together from bucketing to packing
 _SHUFFLED = tl.constexpr(32)  # entries of a table that one warp holds, one a lane
+_INTEGER_BITS, _STEPS = tl.constexpr(4), tl.constexpr(32.0)  # of the search over scales: see ``tq.quant.scale_search``
+_SIGNS, _STEP = tl.constexpr(1), tl.constexpr(2)  # what Philox's numbers are for
 _SCALES = ("paper", "mse", "unbiased", "norm")
+Search = tuple[tuple[float, ...], tuple[tuple[int, ...], ...], tuple[int, ...]]  # of ``tq.quant.scale_search``
 _DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 _LARGEST = {dtype: torch.finfo(dtype).max for dtype in _DTYPES}
 
@@ -322,9 +321,23 @@ def _cells_kernel(p_thresholds, p_cells, L: tl.constexpr, C: tl.constexpr):
     tl.store(p_cells + 2 * o_C + 1, below_C)
 
 
+@triton.jit(do_not_specialize=["seed"])
+def _signs_kernel(p_step, p_signs, seed, SIZE: tl.constexpr, B: tl.constexpr, STEPPED: tl.constexpr):
+    """128 random signs a program, from Philox: see ``tq.quant.rotation.signs``. STEPPED: of the step at ``p_step``."""
+    i, o = tl.program_id(0), tl.arange(0, 128)
+    if STEPPED:
+        step = tl.load(p_step)
+        low, high, _, _ = tl.philox(seed, step.to(tl.int32), (step >> 32).to(tl.int32), 0, _STEP)
+        seed = (low.to(tl.uint64) | (high.to(tl.uint64) << 32)).to(tl.int64)
+    a, b, c, d = tl.philox(seed, i, B, 0, _SIGNS)
+    word = tl.where(o < 32, a, tl.where(o < 64, b, tl.where(o < 96, c, d)))
+    bit = ((word.to(tl.uint32) >> (o % 32).to(tl.uint32)) & 1).to(tl.float32)
+    tl.store(p_signs + i * 128 + o, 1.0 - 2.0 * bit, mask=i * 128 + o < SIZE)
+
+
 @triton.jit(do_not_specialize=["N", "P", "first_program"])
 def _encode_kernel(
-    p_x, p_payload, p_scale, p_signs, p_levels, p_thresholds, p_cells, p_multipliers, n, D, N, P, first_program, factor,
+    p_x, p_payload, p_scale, p_signs, p_levels, p_thresholds, p_cells, p_search, n, D, N, P, first_program, factor,
     TILING: tl.constexpr, B: tl.constexpr, BITS: tl.constexpr, ROUNDS: tl.constexpr, SCALE: tl.constexpr,
     K: tl.constexpr, C: tl.constexpr, E: tl.constexpr, M: tl.constexpr,
 ):  # fmt: skip
@@ -357,11 +370,26 @@ def _encode_kernel(
     cells = _entries(p_cells, C)
     levels = _entries(p_levels, L)
     reach = 0.5 / tl.load(p_thresholds + L - 2)
-    coefficient_M = unit_M * tl.load(p_multipliers)
-    if K > 1:
+    coefficient_M = unit_M * tl.load(p_search)
+    if K > 1 and BITS <= _INTEGER_BITS:
+        # |z| in steps: adding 2**23 rounds to the nearest integer, and the sums below are exact
+        a_EM = tl.fma(tl.abs(z_EM), (unit_M * _STEPS)[None, :], 8388608.0) - 8388608.0
+        a_EM = tl.minimum(a_EM, 127.0)
+        p_whole, p_cuts = p_search + K, p_search + K + L // 2
         least_M = tl.full([M], float("inf"), tl.float32)
         for k in range(K):
-            trial_M = unit_M * tl.load(p_multipliers + k)
+            q_EM = tl.zeros([E, M], tl.float32) + tl.load(p_whole)
+            for j in tl.static_range(L // 2 - 1):
+                rise = tl.load(p_whole + j + 1) - tl.load(p_whole + j)
+                q_EM += tl.where(a_EM > tl.load(p_cuts + k * (L // 2 - 1) + j), rise, 0.0)
+            common_M = _over_block(tl.sum(a_EM * q_EM, 0), G, T)
+            sine_M = -tl.div_rn(common_M * common_M, _over_block(tl.sum(q_EM * q_EM, 0), G, T))
+            coefficient_M = tl.where(sine_M < least_M, unit_M * tl.load(p_search + k), coefficient_M)
+            least_M = tl.where(sine_M < least_M, sine_M, least_M)
+    elif K > 1:
+        least_M = tl.full([M], float("inf"), tl.float32)
+        for k in range(K):
+            trial_M = unit_M * tl.load(p_search + k)
             product_M, loss_M, _0, _1, _2, _3 = _code(
                 z_EM, trial_M, p_thresholds, reach, cells, levels, BITS, C, False, E, M
             )
@@ -468,7 +496,10 @@ def _cells(thresholds: Tensor, bits: int) -> Tensor:
 
 
 @lru_cache(maxsize=64)
-def _multipliers(values: tuple[float, ...], device: str) -> Tensor:
+def _search_table(search: Search, device: str) -> Tensor:
+    """The multipliers, levels and cuts of a search one after the other, fp32."""
+    multipliers, cuts, levels = search
+    values = [*multipliers, *levels, *(cut for of_trial in cuts for cut in of_trial)]
     return torch.tensor(values, dtype=torch.float32, device=device)
 
 
@@ -486,6 +517,8 @@ def _launch(block: int, bits: int, search: int) -> dict[str, int]:
         row = "decode" if block <= 128 else "decode, block > 128"
     elif bits > 5:
         row = "encode, bits > 5"
+    elif search > 1 and bits <= _INTEGER_BITS.value and block <= 128:
+        row = "encode, search in integers, block <= 128"
     else:
         row = "encode" if search == 1 and block == 128 else "encode, search or block != 128"
     launch = dict(M=32 * NUM_WARPS, num_warps=NUM_WARPS) | LAUNCH[row]
@@ -516,17 +549,32 @@ def _words(payload_NW: Tensor) -> Tensor:
     return (flat if flat.data_ptr() % 4 == 0 and flat.storage_offset() % 4 == 0 else flat.clone()).view(torch.int32)
 
 
+def signs(block: int, rounds: int, seed: int, device: torch.device | str, step: Tensor | None = None) -> Tensor:
+    """Random signs [R, B] in fp32, made where they are used: nothing is uploaded, nothing waits.
+
+    seed: in [0, 2**64). step: int64 of one element on the device; the seed is then that of the step which it holds
+    when this runs, as a CUDA graph wants it.
+    """
+    out = torch.empty(rounds, block, device=device)
+    seed -= (1 << 64) if seed >> 63 else 0
+    with torch.cuda.device_of(out):
+        programs = -(-out.numel() // 128)
+        _signs_kernel[(programs,)](step, out, seed, SIZE=out.numel(), B=block, STEPPED=step is not None)
+    return out
+
+
 def encode(
     x_RD: Tensor,
     payload_NW: Tensor,
     scale_N: Tensor,
+    *,
     signs_RB: Tensor,
     levels_L: Tensor,
     thresholds: Tensor,
-    multipliers_K: tuple[float, ...],
+    search: Search,
     bits: int,
     scale: str,
-    factor: float,
+    factor: float = 1.0,
 ) -> None:
     """Encode ``factor`` times x [R, D] (fp32, bf16, fp16; contiguous) into payload uint8 [N, W] and scale [N].
 
@@ -540,11 +588,10 @@ def encode(
     if x_RD.numel() == 0:
         return
     words = _words(payload_NW)
-    tables = (signs_RB, levels_L, thresholds, _cells(thresholds, bits))
-    tables += (_multipliers(tuple(multipliers_K), str(x_RD.device)),)
-    (rounds, block), search = signs_RB.shape, len(multipliers_K)
-    constants = dict(B=block, BITS=bits, ROUNDS=rounds, SCALE=scale, K=search, C=_cell_count(bits))
-    launch = _launch(block, bits, search)
+    tables = (signs_RB, levels_L, thresholds, _cells(thresholds, bits), _search_table(search, str(x_RD.device)))
+    (rounds, block), trials = signs_RB.shape, len(search[0])
+    constants = dict(B=block, BITS=bits, ROUNDS=rounds, SCALE=scale, K=trials, C=_cell_count(bits))
+    launch = _launch(block, bits, trials)
     _run(_encode_kernel, (x_RD, words, scale_N, *tables), float(factor), x_RD, launch, **constants)
     if words.data_ptr() != payload_NW.data_ptr():
         payload_NW.view(-1).copy_(words.view(torch.uint8))
@@ -554,6 +601,7 @@ def decode(
     payload_NW: Tensor,
     scale_N: Tensor,
     out_RD: Tensor,
+    *,
     signs_RB: Tensor,
     levels_L: Tensor,
     bits: int,
@@ -574,25 +622,10 @@ def decode(
     _run(_decode_kernel, tensors, _LARGEST[out_RD.dtype], out_RD, _launch(block, bits, 0), **constants)
 
 
-# --- what the compiler makes of it ----------------------------------------------------------------------------
+# --- without a GPU --------------------------------------------------------------------------------------------
 
 
-def _disassembled(cubin: bytes) -> dict[str, Any]:
-    """registers, spills and {opcode: count} of machine code, by the tools that come with Triton."""
-    tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        usage, code = (
-            subprocess.run([str(tools / tool), option, file.name], check=True, capture_output=True, text=True).stdout
-            for tool, option in (("cuobjdump", "-res-usage"), ("nvdisasm", "-c"))
-        )
-    registers, stack = map(int, re.search(r"REG:(\d+) STACK:(\d+)", usage).groups())
-    opcodes = Counter(re.findall(r"/\*[0-9a-f]{4,}\*/ +(?:@!?U?P\w+ +)?([A-Z0-9]+)", code))
-    return dict(registers=registers, spills=stack, opcodes=dict(opcodes))
-
-
-def compile_variant(
+def compiled(
     kind: str,
     target: int,
     *,
@@ -606,12 +639,10 @@ def compile_variant(
     accumulate: bool = False,
     tiling: str = "full",
     launch: dict[str, int] | None = None,
-) -> dict[str, Any]:
-    """Compile the "encode" or "decode" kernel for compute capability ``target`` (80, 90); needs no GPU.
+) -> tuple[Any, int]:
+    """The "encode" or "decode" kernel compiled by Triton for compute capability ``target`` (80, 90), and its E.
 
-    launch: E, M and launch options instead of the pinned ones. Returns registers a thread, spills (bytes of stack),
-    shared_bytes, instructions (static, rare branches included), instructions_per_element (the same over E, as a
-    thread runs them once for its E elements) and opcodes {opcode: count}. Not under TRITON_INTERPRET.
+    Needs no GPU. launch: E, M and launch options instead of the pinned ones. Not under TRITON_INTERPRET.
     """
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -632,12 +663,5 @@ def compile_variant(
             signature[name] = {"n": "i64", "factor": "fp32", "largest": "fp32"}.get(name, "i32")
     aligned = {(i,): [["tt.divisibility", 16]] for i, n in enumerate(kernel.arg_names) if n[:2] == "p_" or n in "nD"}
     options = {key: value for key, value in options.items() if key not in "EM"}
-    compiled = triton.compile(
-        ASTSource(kernel, signature, constants, aligned), target=GPUTarget("cuda", target, 32), options=options
-    )
-    found = _disassembled(compiled.asm["cubin"])
-    count = sum(found["opcodes"].values())
-    return found | dict(
-        target=target, shared_bytes=compiled.metadata.shared, elements=constants["E"],
-        instructions=count, instructions_per_element=count / constants["E"],
-    )  # fmt: skip
+    source = ASTSource(kernel, signature, constants, aligned)
+    return triton.compile(source, target=GPUTarget("cuda", target, 32), options=options), constants["E"]

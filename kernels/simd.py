@@ -3,8 +3,8 @@
 Numba's own loops leave the shuffles of a Walsh-Hadamard transform and the table look-ups of a quantizer to the
 compiler, which finds neither. Here each *codelet* writes the instructions of 16 to 64 vectors one after the other, in
 LLVM's portable vector types: AVX-512 executes them as they are, other machines in halves or quarters. Only the table
-look-up names an instruction (AVX-512's permutes) and has a portable form beside it. No loops, no calls, no memory but
-what the addresses point to; every address is an integer, and alignment is not assumed.
+look-up names instructions (the permutes of AVX-512 and AVX2) and has a portable form beside them. No loops, no calls,
+no memory but what the addresses point to; every address is an integer, and alignment is not assumed.
 
 Layout of a group of 16 blocks: row r of ``z`` starts ``pitch`` bytes after row r - 1. In *row order* it is block r; a
 transposed *tile* of 16 x 16 holds, in row r, coordinate 16 c + r of all 16 blocks, one lane each.
@@ -26,10 +26,14 @@ FP32, BF16, FP16, ADD_FP32 = range(4)  # element kinds of the input and output; 
 STREAM = 4  # added to a kind: its output is aligned, and written past the caches
 PLANES = {1: (1,), 2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 7: (4, 2, 1), 8: (8,)}
 DEGREE = {1: 0, 2: 1, 3: 1, 4: 1, 5: 2, 6: 2, 7: 4, 8: 4}  # of the polynomial that guesses the index of a level
+INTEGER_BITS = 4  # up to which trials of the search over scales are judged in integers
+STEPS = 32  # of a unit, in such a trial
 SYMMETRIC = 7  # bits from which the decoder looks up magnitudes and sets the sign; bytewise where permutes allow it
 _EXPONENT = (
     0x4B000000  # the bits of 2.0**23: added to a number below 2**22 it leaves the rounded integer in the low ones
 )
+
+_MULTIPLIERS, _WEYL = (0xD2511F53, 0xCD9E8D57), (0x9E3779B9, 0xBB67AE85)  # Philox's
 
 _FLOAT, _INT, _SHORT, _BIT = ir.FloatType(), ir.IntType(32), ir.IntType(16), ir.IntType(1)
 _FLOATS, _INTS, _SHORTS = (ir.VectorType(t, LANES) for t in (_FLOAT, _INT, _SHORT))
@@ -106,6 +110,8 @@ class _Code:
         self.b = builder
         features = context.codegen().magic_tuple()[2].split(",")
         self.wide_permutes, self.byte_permutes = "+avx512f" in features, "+avx512vbmi" in features
+        self.permutes = "+avx2" in features and not self.wide_permutes  # of eight lanes
+        self.wide_bytes, self.dot_products = "+avx512bw" in features, "+avx512vnni" in features
 
     def constant(self, value: int | float, type_: ir.Type = _FLOATS) -> ir.Constant:
         return ir.Constant(type_, [value] * LANES)
@@ -188,6 +194,28 @@ class _Code:
             v = _Vector(self, self.b.fptrunc(v.value, _HALVES))
         self.store(v, address, offset, align, stream)
 
+    def wide_product(self, a: _Vector, factor: int) -> tuple[_Vector, _Vector]:
+        """Upper and lower words of 16 products of 32 bits by 32; lanes of 64 bits hold an even and an odd one."""
+        b, longs = self.b, ir.VectorType(ir.IntType(64), LANES // 2)
+        half, low, by = (ir.Constant(longs, [n] * (LANES // 2)) for n in (32, 0xFFFFFFFF, factor))
+        pairs = b.bitcast(a.value, longs)
+        even, odd = b.mul(b.and_(pairs, low), by), b.mul(b.lshr(pairs, half), by)
+        upper = b.or_(b.lshr(even, half), b.and_(odd, b.not_(low)))
+        lower = b.or_(b.and_(even, low), b.shl(odd, half))
+        return _Vector(self, b.bitcast(upper, _INTS)), _Vector(self, b.bitcast(lower, _INTS))
+
+    def philox(self, counter: list[_Vector], seed: ir.Value) -> list[_Vector]:
+        """Four random words for each lane's counter of four words: see ``tq.quant.rotation.philox``."""
+        keys = [seed, self.b.lshr(seed, ir.Constant(seed.type, 32))]
+        keys = [self.b.trunc(key, _INT) for key in keys]
+        a, b, c, d = counter
+        for _ in range(10):
+            (p_up, p_low), (q_up, q_low) = (self.wide_product(x, m) for x, m in zip((a, c), _MULTIPLIERS, strict=True))
+            low, high = (self.splat(key) for key in keys)
+            a, b, c, d = q_up ^ b ^ low, q_low, p_up ^ d ^ high, p_low
+            keys = [self.b.add(key, ir.Constant(_INT, weyl)) for key, weyl in zip(keys, _WEYL, strict=True)]
+        return [a, b, c, d]
+
     def minus_one(self) -> _Vector | None:
         """-1.0, hidden from the optimiser, so that a - b = fma(b, -1, a) stays in the multiplier's pipes.
 
@@ -248,27 +276,32 @@ class _Code:
 
 
 class _Table:
-    """``size`` entries of 32 bits at an address, looked up by the low bits of 16 indices at a time."""
+    """``size`` fp32 entries at an address, looked up by the low bits of 16 indices at a time.
 
-    def __init__(self, code: _Code, address: ir.Value, size: int, type_: ir.Type = _FLOATS) -> None:
-        self.code, self.address, self.size, self.type = code, address, size, type_
+    period: entries after which they repeat.
+    """
+
+    def __init__(self, code: _Code, address: ir.Value, size: int, period: int) -> None:
+        self.code, self.address, self.size = code, address, size
+        self.eights = max(1, period // 8)  # registers of AVX2 that hold a period
         if code.wide_permutes:
-            self.parts = [code.load(address, 64 * i, type_) for i in range(size // LANES)]
+            self.parts = [code.load(address, 64 * i) for i in range(size // LANES)]
 
     def __getitem__(self, index: _Vector) -> _Vector:
         b = self.code.b
+        if self.code.permutes and self.eights <= 4:
+            return self._by_eights(index)
         if not self.code.wide_permutes:
-            value = ir.Constant(self.type, ir.Undefined)
+            value = ir.Constant(_FLOATS, ir.Undefined)
             masked = (index & (self.size - 1)).value
             for lane in range(LANES):
                 at = b.zext(b.extract_element(masked, ir.Constant(_INT, lane)), ir.IntType(64))
-                entry = self.code.read(self.address, b.shl(at, ir.Constant(at.type, 2)), self.type.element)
+                entry = self.code.read(self.address, b.shl(at, ir.Constant(at.type, 2)), _FLOAT)
                 value = b.insert_element(value, entry, ir.Constant(_INT, lane))
             return _Vector(self.code, value)
-        floats = self.type == _FLOATS
         if self.size == LANES:
-            return self.code.call(f"llvm.x86.avx512.permvar.{'sf' if floats else 'si'}.512", self.parts[0], index)
-        pair = f"llvm.x86.avx512.vpermi2var.{'ps' if floats else 'd'}.512"
+            return self.code.call("llvm.x86.avx512.permvar.sf.512", self.parts[0], index)
+        pair = "llvm.x86.avx512.vpermi2var.ps.512"
         found = [
             self.code.call(pair, low, index, high) for low, high in zip(self.parts[::2], self.parts[1::2], strict=True)
         ]
@@ -278,6 +311,26 @@ class _Table:
             found = [self.code.select(mask, high, low) for low, high in zip(found[::2], found[1::2], strict=True)]
             bit *= 2
         return found[0]
+
+    def _by_eights(self, index: _Vector) -> _Vector:
+        """By permutes of eight lanes, which look at the lowest three bits; the next ones choose among registers."""
+        b, eight = self.code.b, ir.VectorType(_INT, 8)
+        floats = ir.VectorType(_FLOAT, 8)
+        parts = [self.code.read(self.address, 32 * i, floats) for i in range(self.eights)]
+        permute = cgutils.get_or_insert_function(
+            b.module, ir.FunctionType(floats, [floats, eight]), "llvm.x86.avx2.permps"
+        )
+        halves = []
+        for start in (0, 8):
+            lanes = ir.Constant(eight, list(range(start, start + 8)))
+            own = b.shuffle_vector(index.value, ir.Constant(_INTS, ir.Undefined), lanes)
+            found, bit = [b.call(permute, [part, own]) for part in parts], 8
+            while len(found) > 1:
+                set_ = b.icmp_unsigned("!=", b.and_(own, ir.Constant(eight, [bit] * 8)), ir.Constant(eight, [0] * 8))
+                found = [b.select(set_, high, low) for low, high in zip(found[::2], found[1::2], strict=True)]
+                bit *= 2
+            halves.append(found[0])
+        return _Vector(self.code, b.shuffle_vector(*halves, ir.Constant(_INTS, list(range(LANES)))))
 
 
 _KIND_OF = {types.float32: FP32, types.uint16: BF16, types.int16: FP16, types.float64: ADD_FP32}
@@ -360,6 +413,12 @@ def take_next(typingctx, counter):
     return types.int64(types.int64), codegen
 
 
+@_codelet()
+def raise_to(code, address, value):
+    """The int64 at an address becomes ``value`` where that is greater, atomically."""
+    code.b.atomic_rmw("max", code.at(address, 0, ir.IntType(64)), value, "monotonic")
+
+
 @intrinsic
 def as_pointer(typingctx, address):
     """An address as what ``numba.carray`` takes."""
@@ -381,6 +440,158 @@ def prefetch_1kb(code, address, write):
     function = cgutils.get_or_insert_function(code.b.module, type_, "llvm.prefetch.p0")
     for i in range(16):
         code.b.call(function, [code.at(address, 64 * i, ir.IntType(8)), *flags])
+
+
+@_codelet("use", "kind")
+def dither(code, seed, run, use, target, kind):
+    """The 128 numbers of run number ``run`` of ``tq.quant.rotation.dither``, int32.
+
+    With kind FP32 as fp32 numbers uniform in (0, 1): halfway between two of 2**16 steps.
+    """
+    b, long = code.b, ir.IntType(64)
+    lanes = ir.Constant(ir.VectorType(long, LANES), list(range(LANES)))
+    at = b.add(code.splat(b.mul(run, ir.Constant(long, LANES))).value, lanes)
+    upper = b.lshr(at, ir.Constant(at.type, [32] * LANES))
+    counter = [_Vector(code, b.trunc(at, _INTS)), _Vector(code, b.trunc(upper, _INTS))]
+    words = code.philox([*counter, code.vector(0, _INTS), code.vector(use, _INTS)], seed)
+    for i, word in enumerate(words):
+        for j, half in enumerate((word & 0xFFFF, word >> 16)):
+            if kind == FP32:
+                half = (_Vector(code, b.sitofp(half.value, _FLOATS)) + 0.5) * code.vector(2.0**-16)
+            code.store(half, target, 128 * i + 64 * j)
+
+
+@_codelet("kind")
+def narrow(code, source, kind, target):
+    """16 numbers of fp32 to the nearest elements, ties to even."""
+    code.store_from_fp32(kind, code.load(source), target, 0)
+
+
+@_codelet()
+def narrow_at_random(code, source, dither, target):
+    """16 numbers of fp32 to bf16, up or down by int32 ``dither`` in [0, 2**16); what is not finite to the nearest."""
+    x = code.load(source)
+    bits = x.ints()
+    finite = code.b.icmp_unsigned("!=", (bits & 0x7F800000).value, code.constant(0x7F800000, _INTS))
+    code.store_from_fp32(BF16, x, target, 0)
+    nearest = _Vector(code, code.b.zext(code.read(target, 0, _SHORTS), _INTS))
+    rounded = code.select(finite, (bits + code.load(dither, 0, _INTS)) >> 16, nearest)
+    code.store(_Vector(code, code.b.trunc(rounded.value, _SHORTS)), target)
+
+
+@_codelet("count")
+def log_range(code, v, bounds, count):
+    """Extends ``bounds``, int64 [2]: the least bits that are not 0, and the greatest."""
+    b, long = code.b, ir.IntType(64)
+    low, high = code.vector(0x7F800000, _INTS), code.vector(0x80000000, _INTS)
+    for i in range(count):
+        place = code.load(v, 64 * i, _INTS)
+        zero = code.b.icmp_unsigned("==", place.value, code.constant(0, _INTS))
+        low = code.call("llvm.smin.v16i32", low, code.select(zero, code.vector(0x7F800000, _INTS), place))
+        high = code.call("llvm.smax.v16i32", high, place)
+    for name, vector, offset in (("smin", low, 0), ("smax", high, 8)):
+        lanes = cgutils.get_or_insert_function(
+            b.module, ir.FunctionType(_INT, [_INTS]), f"llvm.vector.reduce.{name}.v16i32"
+        )
+        found, old = b.sext(b.call(lanes, [vector.value]), long), code.read(bounds, offset, long)
+        extends = b.icmp_signed("<" if name == "smin" else ">", found, old)
+        b.store(b.select(extends, found, old), code.at(bounds, offset, long))
+
+
+def _log_level(code, low, width, index):
+    """The level of number ``index`` (fp32) of a block whose lowest has the bits ``low``."""
+    return (low + _Vector(code, code.b.fptosi((index * width).value, _INTS))).floats()
+
+
+@_codelet("kind", "count")
+def largest(code, x, bits, kind, count):
+    """Extends ``bits``, int64: the greatest magnitude of 16 * ``count`` elements, as its bits."""
+    b, long, half = code.b, ir.IntType(64), kind in (BF16, FP16)
+    type_, mask = (_SHORTS, 0x7FFF) if half else (_INTS, 0x7FFFFFFF)
+    best = None
+    for i in range(count):
+        magnitude = _Vector(code, code.read(x, i * LANES * _SIZE[kind], type_)) & mask
+        best = magnitude if best is None else code.call(f"llvm.umax.v16i{16 if half else 32}", best, magnitude)
+    lanes = cgutils.get_or_insert_function(
+        b.module, ir.FunctionType(type_.element, [type_]), f"llvm.vector.reduce.umax.v16i{16 if half else 32}"
+    )
+    found, old = b.zext(b.call(lanes, [best.value]), long), code.read(bits, 0, long)
+    b.store(b.select(b.icmp_signed(">", found, old), found, old), code.at(bits, 0, long))
+
+
+@_codelet("bits", "count")
+def log_encode(code, v, chances, low, width, target, bits, count):
+    """Codes of 16 * ``count`` numbers, packed; see ``tq.quant.reference.log_encode``. chances: uniform in (0, 1)."""
+    b, top = code.b, float((1 << bits) - 2)
+    inverse = code.splat(b.fdiv(ir.Constant(_FLOAT, 1.0), width))
+    low, width = code.splat(b.trunc(low, _INT)), code.splat(width)
+    zeros, one = code.constant(0, _INTS), code.vector(1.0)
+    for i in range(count):
+        x = code.load(v, 64 * i)
+        place = x.ints()
+        above = _Vector(code, b.sitofp(b.sub(place.value, low.value), _FLOATS))
+        below = code.call("llvm.floor.v16f32", above * inverse)
+        below = code.select(below > 0.0, below, code.vector(0.0))
+        below = code.select(below > top, code.vector(top), below)
+        lower = _log_level(code, low, width, below)
+        gap = _log_level(code, low, width, below + one) - lower
+        up = (x - lower) > code.load(chances, 64 * i) * gap
+        index = below + one + code.select(up, one, code.vector(0.0))
+        index = b.fptoui(index.value, _INTS)
+        index = b.select(b.icmp_unsigned("==", place.value, zeros), zeros, index)
+        packed = b.trunc(index, ir.VectorType(ir.IntType(8), LANES))
+        if bits < 8:  # neighbours meet in one byte
+            parts = 8 // bits
+            words = ir.VectorType(ir.IntType(8 * parts), LANES // parts)
+            wide = whole = b.bitcast(packed, words)
+            for part in range(1, parts):
+                whole = b.or_(whole, b.lshr(wide, ir.Constant(words, [part * (8 - bits)] * words.count)))
+            packed = b.trunc(whole, ir.VectorType(ir.IntType(8), words.count))
+        code.b.store(packed, code.at(target, 2 * bits * i, packed.type), align=1)
+
+
+@_codelet("bits", "count")
+def log_decode(code, codes, low, width, target, bits, count):
+    """Levels of 16 * ``count`` codes; see ``tq.quant.reference.log_decode``."""
+    b, parts = code.b, 8 // bits
+    low, width = code.splat(b.trunc(low, _INT)), code.splat(width)
+    lanes = ir.Constant(_INTS, [lane // parts for lane in range(LANES)])
+    shifts = ir.Constant(_INTS, [lane % parts * bits for lane in range(LANES)])
+    for i in range(count):
+        packed = code.read(codes, 2 * bits * i, ir.VectorType(ir.IntType(8), LANES // parts))
+        if parts > 1:
+            packed = b.shuffle_vector(packed, ir.Constant(packed.type, ir.Undefined), lanes)
+        index = _Vector(code, b.zext(packed, _INTS))
+        if parts > 1:
+            index = _Vector(code, b.lshr(index.value, shifts)) & ((1 << bits) - 1)
+        zero = b.icmp_unsigned("==", index.value, code.constant(0, _INTS))
+        lowered = _Vector(code, b.sitofp((index + 0xFFFFFFFF).value, _FLOATS))
+        level = _log_level(code, low, width, lowered)
+        code.store(code.select(zero, code.vector(0.0), level), target, 64 * i)
+
+
+@_codelet("count")
+def adamw(code, p, g, m, v, constants, count):
+    """AdamW's update of 16 * ``count`` fp32 numbers in place, rounded as PyTorch's operations round.
+
+    constants: fp32 weight of the gradient in m, its factor in v, beta2, what decay leaves of p, minus the step's size,
+    the root of v's bias correction, eps.
+    """
+    b = code.b
+    w, c, beta2, left, size, correction, eps = (
+        code.splat(code.read(constants, 4 * i, _FLOAT)) for i in range(7)
+    )  # fmt: skip
+    small = b.fcmp_ordered("<", code.read(constants, 0, _FLOAT), ir.Constant(_FLOAT, 0.5))
+    coefficient = _Vector(code, b.select(small, w.value, (w - code.vector(1.0)).value))
+    for i in range(count):
+        x, gradient, first, second = (code.load(address, 64 * i) for address in (p, g, m, v))
+        base = _Vector(code, b.select(small, first.value, gradient.value))  # ``lerp`` starts from the nearer end
+        first = code.fma(coefficient, gradient - first, base)
+        second = code.fma(c * gradient, gradient, second * beta2)
+        root = _Vector(code, b.fdiv(code.call("llvm.sqrt.v16f32", second).value, correction.value)) + eps
+        x = x * left + _Vector(code, b.fdiv((size * first).value, root.value))
+        for vector, address in ((x, p), (first, m), (second, v)):
+            code.store(vector, address, 64 * i)
 
 
 @_codelet("kind")
@@ -450,8 +661,8 @@ class _Quantizer:
     def __init__(self, code, bits, tables):
         self.code, self.half = code, 1 << (bits - 1)
         size = table_size(self.half)
-        self.thresholds = _Table(code, tables, size)
-        self.magnitudes = _Table(code, code.b.add(tables, ir.Constant(tables.type, 4 * size)), size)
+        self.thresholds = _Table(code, tables, size, self.half)
+        self.magnitudes = _Table(code, code.b.add(tables, ir.Constant(tables.type, 4 * size)), size, self.half)
         numbers = [code.splat(code.read(tables, 8 * size + 4 * i, _FLOAT)) for i in range(1 + DEGREE[bits])]
         self.largest, self.coefficients = numbers[0], numbers[1:]
 
@@ -476,12 +687,168 @@ class _Quantizer:
         return index, self.magnitudes[index]
 
 
+_STEP_BYTES = 64  # of a vector of magnitudes in steps: of 16 blocks 4 coordinates each
+TRIAL_BYTES = 176  # of a trial for ``try_steps``: 16 cuts by cell, 16 counts, 16 for all cuts, 128 levels
+
+
+@_codelet("bits")
+def to_steps(code, z, pitch, unit, target, bits):
+    """Magnitudes of a tile, 16 coordinates of 16 blocks, as bytes: |z| * unit rounded, at most 127.
+
+    Four coordinates to a lane, lowest first. Nothing where ``bits`` says that trials are not judged in integers.
+    """
+    if bits > INTEGER_BITS:
+        return
+    scale, top = code.load(unit), code.vector(2.0**23 + 127)
+    for i in range(4):
+        packed = None
+        for j in range(4):
+            magnitude = (code.load(z, code.times(pitch, 4 * i + j)).ints() & 0x7FFFFFFF).floats()
+            steps = code.fma(magnitude, scale, code.vector(2.0**23))
+            steps = code.select(steps > top, top, steps).ints()  # a NaN stays one, in a block that is not coded
+            part = steps ^ _EXPONENT if j == 0 else steps << 8 * j  # further up the exponent's bits are shifted out
+            packed = part if packed is None else packed | part
+        code.store(packed & 0x7F7F7F7F, target, _STEP_BYTES * i)
+
+
+class _Steps:
+    """Vectors of bytes: one register of AVX2 or of AVX-512 wide."""
+
+    def __init__(self, code):
+        self.code, self.width = code, 64 if code.wide_bytes else 32
+        self.bytes, self.shorts, self.ints = (
+            ir.VectorType(ir.IntType(8 * size), self.width // size) for size in (1, 2, 4)
+        )
+        wide = self.width == 64
+        self.names = {
+            "shuffle": "llvm.x86.avx512.pshuf.b.512" if wide else "llvm.x86.avx2.pshuf.b",
+            "bytes": "llvm.x86.avx512.pmaddubs.w.512" if wide else "llvm.x86.avx2.pmadd.ub.sw",
+            "shorts": "llvm.x86.avx512.pmaddw.d.512" if wide else "llvm.x86.avx2.pmadd.wd",
+        }
+
+    def splat(self, value, type_):
+        return ir.Constant(type_, [value] * type_.count)
+
+    def quarters(self, address, offset):
+        """16 bytes in each quarter of a register."""
+        b, part = self.code.b, self.code.read(address, offset, ir.VectorType(ir.IntType(8), 16))
+        lanes = ir.Constant(ir.VectorType(_INT, self.width), list(range(16)) * (self.width // 16))
+        return b.shuffle_vector(part, ir.Constant(part.type, ir.Undefined), lanes)
+
+    def call(self, name, result, *arguments):
+        b = self.code.b
+        type_ = ir.FunctionType(result, [x.type for x in arguments])
+        return b.call(cgutils.get_or_insert_function(b.module, type_, self.names[name]), arguments)
+
+
+@_codelet("bits", "count")
+def try_steps(code, steps, table, trials, sums, bits, count):
+    """What 32 coordinates of 16 blocks, as ``to_steps`` left them, have in common with their levels in integers.
+
+    Adds <a, q> and |q|^2 to sums, int32 [count, 2, 16], for ``count`` trials. table: the levels; trials: the rows of
+    the first of them, for each the cut in every cell of 8 steps, the number of cuts below it, all cuts, and the levels
+    of all magnitudes.
+    """
+    if bits > INTEGER_BITS:
+        return
+    if code.byte_permutes and code.dot_products:
+        _try_steps_by_tables(code, steps, trials, sums, count)
+        return
+    if not (code.permutes or code.wide_bytes):
+        _try_steps_by_comparing(code, steps, table, trials, sums, bits, count)
+        return
+    b, v = code.b, _Steps(code)
+    levels = v.quarters(table, 0)
+    rows = [(v.quarters(trials, TRIAL_BYTES * k), v.quarters(trials, TRIAL_BYTES * k + 16)) for k in range(count)]
+    ones, low = v.splat(1, v.shorts), v.splat(15, v.bytes)
+    for part in range(0, _STEP_BYTES, v.width):
+        totals = [[None, None] for _ in range(count)]
+        pending = [[None, None] for _ in range(count)]
+        for i in range(8):
+            a = code.read(steps, _STEP_BYTES * i + part, v.bytes)
+            cells = b.lshr(b.bitcast(a, v.shorts), v.splat(3, v.shorts))
+            cells = b.and_(b.bitcast(cells, v.bytes), low)
+            for k, (cuts, counts) in enumerate(rows):
+                cut, index = (v.call("shuffle", v.bytes, row, cells) for row in (cuts, counts))
+                above = b.sext(b.icmp_signed(">", a, cut), v.bytes)
+                q = v.call("shuffle", v.bytes, levels, b.sub(index, above))
+                for place, (first, often) in enumerate(((a, 2), (q, 4))):  # sums that 16 bits hold
+                    product = v.call("bytes", v.shorts, first, q)
+                    before = pending[k][place]
+                    pending[k][place] = product if before is None else b.add(before, product)
+                    if i % often == often - 1:
+                        wide = v.call("shorts", v.ints, pending[k][place], ones)
+                        before = totals[k][place]
+                        totals[k][place] = wide if before is None else b.add(before, wide)
+                        pending[k][place] = None
+        for k in range(count):
+            for place, total in enumerate(totals[k]):
+                at = 128 * k + 64 * place + part
+                code.b.store(b.add(code.read(sums, at, v.ints), total), code.at(sums, at, v.ints), align=1)
+
+
+def _try_steps_by_tables(code, steps, trials, sums, count):
+    """The same with one permute for the levels of 64 magnitudes, and products that add themselves up."""
+    b = code.b
+    look_up = cgutils.get_or_insert_function(
+        b.module, ir.FunctionType(_BYTES, [_BYTES] * 3), "llvm.x86.avx512.vpermi2var.qi.512"
+    )
+    tables = [[code.read(trials, TRIAL_BYTES * k + 48 + at, _BYTES) for at in (0, 64)] for k in range(count)]
+    totals = [[code.load(sums, 128 * k + at, _INTS) for at in (0, 64)] for k in range(count)]
+    for i in range(8):
+        a = code.load(steps, _STEP_BYTES * i, _INTS)
+        for (low, high), total in zip(tables, totals, strict=True):
+            q = _Vector(code, b.bitcast(b.call(look_up, [low, b.bitcast(a.value, _BYTES), high]), _INTS))
+            total[:] = (code.call("llvm.x86.avx512.vpdpbusd.512", t, x, q) for t, x in zip(total, (a, q), strict=True))
+    for k, total in enumerate(totals):
+        for at, vector in zip((0, 64), total, strict=True):
+            code.store(vector, sums, 128 * k + at)
+
+
+def _try_steps_by_comparing(code, steps, table, trials, sums, bits, count):
+    """The same in vectors of any machine."""
+    b, half = code.b, 1 << (bits - 1)
+
+    def number(address, offset):
+        return code.splat(b.zext(code.read(address, offset, ir.IntType(8)), _INT))
+
+    levels = [number(table, i) for i in range(half)]
+    rises = [_Vector(code, b.sub(high.value, low.value)) for low, high in zip(levels, levels[1:], strict=False)]
+    for k in range(count):
+        cuts = [number(trials, TRIAL_BYTES * k + 32 + i) for i in range(half - 1)]
+        for i in range(8):
+            packed = code.load(steps, _STEP_BYTES * i, _INTS)
+            for j in range(4):
+                a, q = (packed >> 8 * j) & 0xFF, levels[0]
+                for cut, rise in zip(cuts, rises, strict=True):
+                    above = b.icmp_unsigned(">", a.value, cut.value)
+                    q = q + code.select(above, rise, code.vector(0, _INTS))
+                for place, first in enumerate((a, q)):
+                    at = 128 * k + 64 * place
+                    product = _Vector(code, b.mul(first.value, q.value))
+                    code.store(code.load(sums, at, _INTS) + product, sums, at)
+
+
+@_codelet("bits")
+def judge(code, sums, multiplier, best, least, bits):
+    """Where the cosine by sums int32 [2, 16] is the largest so far, ``best`` becomes the multiplier at an address."""
+    if bits > INTEGER_BITS:
+        return
+    dot, square = (_Vector(code, code.b.sitofp(code.read(sums, 64 * i, _INTS), _FLOATS)) for i in range(2))
+    cosine = _Vector(code, code.b.fdiv((dot * dot).value, square.value))
+    better = cosine > code.load(least)
+    code.store(code.select(better, code.splat(code.read(multiplier, 0, _FLOAT)), code.load(best)), best)
+    code.store(code.select(better, cosine, code.load(least)), least)
+
+
 @_codelet("bits", "count")
 def try_scales(code, z, pitch, units, tables, sums, bits, count):
     """What 8 coordinates of 16 blocks lose when u = |z| * unit is quantized, for ``count`` rows of units [count, 16].
 
-    Adds |u - q|^2 and <u, u - q> to sums [count, 2, 16].
+    Adds |u - q|^2 and <u, u - q> to sums [count, 2, 16]. Nothing where trials are judged in integers.
     """
+    if bits <= INTEGER_BITS:
+        return
     quantizer = _Quantizer(code, bits, tables)
     scales = [code.load(units, 64 * k) for k in range(count)]
     squares, products = [[code.vector(0.0)] * count for _ in range(2)]
@@ -547,7 +914,7 @@ def quantize(code, z, pitch, unit, tables, sums, words, plane, coordinate, bits)
 def _levels(code, table_at, parts, bits):
     """Levels of 16 coordinates from the words of their planes; one look-up for each."""
     size = level_table_size(bits)
-    table, levels = _Table(code, table_at, size), []
+    table, levels = _Table(code, table_at, size, min(size, 1 << bits)), []
     for r in range(LANES):
         index = None
         for (first, width), v in zip(_planes(bits), parts, strict=True):

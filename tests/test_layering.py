@@ -26,25 +26,44 @@ class Floor:
     anything: bool = False  # the top floor may import any third-party package
 
 
+BELOW_THE_BOOK = ("tq.quant", "tq.train", "tq.systems", "tq.economics", "tq.lab")
 FLOORS = {
     "tq.kernels": Floor(inside=("tq.kernels",), outside=frozenset({"torch", "triton", "numba", "llvmlite", "numpy"})),
     "tq.quant": Floor(inside=("tq.quant",), outside=frozenset({"torch", "numpy"})),
     "tq.quant.dispatch": Floor(
         inside=("tq.quant", "tq.kernels"), outside=frozenset({"torch", "numpy"}), lazy=frozenset({"numba", "triton"})
     ),
-    "tq.quant.logscale": Floor(  # the door to the kernels of its own codec
-        inside=("tq.quant", "tq.kernels"), outside=frozenset({"torch", "numpy"}), lazy=frozenset({"numba"})
-    ),
     "tq.train": Floor(
         inside=("tq.quant", "tq.train"),
         outside=frozenset({"torch", "numpy"}),
         lazy=frozenset({"tokenizers", "datasets", "tqdm"}),
+    ),
+    "tq.train.model": Floor(  # what is trained knows nothing of how its gradients travel
+        inside=("tq.quant", "tq.train.model"),
+        outside=frozenset({"torch", "numpy"}),
+        lazy=frozenset({"tokenizers", "datasets", "tqdm"}),
+    ),
+    "tq.train.comm": Floor(  # the wire knows neither models nor optimizers
+        inside=("tq.quant", "tq.train.comm", "tq.train._torch_private"), outside=frozenset({"torch", "numpy"})
     ),
     "tq.systems": Floor(inside=("tq.systems",), outside=frozenset({"numpy"}), lazy=frozenset({"scipy"})),
     "tq.economics": Floor(
         inside=("tq.systems", "tq.economics"),
         outside=frozenset({"numpy"}),
         lazy=frozenset({"scipy", "pandas", "SALib"}),
+    ),
+    "tq.lab": Floor(inside=("tq.quant", "tq.train", "tq.systems", "tq.economics", "tq.lab"), anything=True),
+    # in the book: what is recorded, then claims and runs over it, then pages; `python -m tq.book` sees them all
+    "tq.book.paths": Floor(anything=True),
+    "tq.book.record": Floor(inside=(*BELOW_THE_BOOK, "tq.book.paths", "tq.book.record"), anything=True),
+    "tq.book.results": Floor(inside=("tq.book.record",)),
+    "tq.book.claims": Floor(
+        inside=(*BELOW_THE_BOOK, "tq.book.paths", "tq.book.record", "tq.book.claims"), anything=True
+    ),
+    "tq.book.run": Floor(inside=(*BELOW_THE_BOOK, "tq.book.paths", "tq.book.record", "tq.book.run"), anything=True),
+    "tq.book.site": Floor(
+        inside=(*BELOW_THE_BOOK, "tq.book.paths", "tq.book.record", "tq.book.claims", "tq.book.run", "tq.book.site"),
+        anything=True,
     ),
     "tq.book": Floor(inside=("tq",), anything=True),
     "tq": Floor(inside=("tq.quant",)),  # tq/__init__.py itself: the public names of the codec and nothing heavier
@@ -152,6 +171,34 @@ def test_every_folder_has_a_floor() -> None:
     assert {f"tq.{name}" for name in rooms} <= set(FLOORS)
 
 
+def _functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+#: More positional parameters than six: PyTorch's own signatures, which ours stand in for.
+AS_IN_TORCH = {"tq/train/optim.py:__init__", "tq/train/linear.py:linear", "tq/train/linear.py:_"}
+
+
+def test_rooms_modules_and_functions_stay_small() -> None:
+    """Kernels apart: their bodies are unrolled by hand."""
+    found = []
+    assert len([p for p in (ROOT / "tq" / "book").iterdir() if p.name != "__pycache__"]) <= 8
+    for path in sorted([*(ROOT / "tq").rglob("*.py"), *(ROOT / "book" / "_ext").glob("*.py")]):
+        name, lines = path.relative_to(ROOT).as_posix(), len(path.read_text().splitlines())
+        found += [f"{name}: {lines} lines, 450 are allowed"] if lines > 450 else []
+        for function in _functions(path):
+            length = (function.end_lineno or 0) - function.lineno + 1
+            takes = [a.arg for a in (*function.args.posonlyargs, *function.args.args)]
+            many = len(takes) - (takes[:1] in (["self"], ["cls"]))
+            where = f"{name}:{function.name}"
+            found += [f"{where}: {length} lines, 60 are allowed"] if length > 60 else []
+            if many > 6 and where not in AS_IN_TORCH:
+                found.append(f"{where}: {many} positional parameters, 6 are allowed")
+    assert not found, "\n".join(found)
+
+
 # --- the checker itself: each planted fault is found ----------------------------------------------------------
 
 HEALTHY = {
@@ -160,7 +207,8 @@ HEALTHY = {
     "tq/quant/codec.py": "import math\nimport torch\nfrom tq.quant import dispatch\n",
     "tq/quant/dispatch.py": "def f():\n    from tq.kernels import cpu\n    import numba\n",
     "tq/train/loop.py": "from ..quant.codec import Codec\n",
-    "tq/book/run.py": "import pandas\nimport tq.train.loop\n",
+    "tq/book/run/go.py": "import pandas\nimport tq.train.loop\n",
+    "tq/book/record/keep.py": "",
     "kernels/cpu.py": "import numba\nimport numpy as np\n",
 }
 FAULTS = {
@@ -171,10 +219,12 @@ FAULTS = {
     "quant imports kernels by name": ("tq/quant/codec.py", "def f():\n    from tq import kernels\n"),
     "dispatch imports numba at the top": ("tq/quant/dispatch.py", "import numba\n"),
     "kernel imports tq": ("kernels/cpu.py", "def f():\n    from tq.quant import codec\n"),
-    "train imports book": ("tq/train/loop.py", "def f():\n    import tq.book.run\n"),
+    "train imports book": ("tq/train/loop.py", "def f():\n    import tq.book.run.go\n"),
     "systems imports torch": ("tq/systems/memory.py", "def f():\n    import torch\n"),
     "systems imports train": ("tq/systems/memory.py", "from tq.train import loop\n"),
     "top-level kernels": ("tq/quant/dispatch.py", "import kernels\n"),
+    "a recorder imports the runner": ("tq/book/record/keep.py", "from tq.book.run import go\n"),
+    "the runner imports a page": ("tq/book/run/go.py", "def f():\n    from tq.book.site import build\n"),
     "tq imports train": ("tq/__init__.py", "from tq.train import loop\n"),
 }
 

@@ -1,18 +1,23 @@
 """What is shipped: pins in step, the right files in wheel and sdist, and `import tq` on torch and numpy alone."""
 
+import importlib.metadata
+import importlib.util
 import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -41,6 +46,8 @@ def version(pin: Requirement) -> str:
     return specifier.version
 
 
+# not all of sys.path: setuptools, once imported, adds a folder with older copies of what it needs itself
+INSTALLED = sorted({sysconfig.get_path(kind) for kind in ("purelib", "platlib")})
 LOCK = pins((ROOT / "requirements.lock").read_text().splitlines())
 
 
@@ -62,6 +69,51 @@ def test_lock_pins_everything_and_names_no_local_build() -> None:
     for pin in LOCK.values():
         assert "+" not in version(pin), f"{pin}: a local version exists on one index only"
         assert not pin.name.startswith(("nvidia-", "cuda-")), f"{pin.name}: torch pins its CUDA libraries itself"
+
+
+@pytest.fixture(scope="module")
+def lock() -> ModuleType:
+    """The script behind `make lock`."""
+    spec = importlib.util.spec_from_file_location("lock", ROOT / ".ci" / "lock.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_pin_can_be_installed_on_every_supported_python(lock: ModuleType) -> None:
+    """From the metadata of what is installed here; a package of another version says nothing about its pin."""
+    assert {"3.11": "3.11.2", "3.12": "3.12.3", "3.13": "3.13.0"}.items() <= lock.PYTHONS.items()
+    packages = {
+        canonicalize_name(found.name): {"version": found.version, "requires_python": found.metadata["Requires-Python"]}
+        for found in importlib.metadata.distributions(path=INSTALLED)
+    }
+    same = {n for n, pin in LOCK.items() if n in packages and Version(packages[n]["version"]).public == version(pin)}
+    needed = {
+        python: {n for n in same if not (m := LOCK[n].marker) or m.evaluate({"python_version": python})}
+        for python in lock.PYTHONS
+    }
+    assert lock.not_installable(packages, needed) == []
+    here = {n for n, pin in LOCK.items() if not pin.marker or pin.marker.evaluate()}
+    if others := sorted(here - same):
+        pytest.skip(f"not installed here as pinned, so not checked: {', '.join(others)}")
+
+
+def test_a_pin_that_the_lowest_python_cannot_install_is_refused(lock: ModuleType) -> None:
+    packages = {
+        "late": {"version": "4.1", "requires_python": ">=3.11.5"},
+        "early": {"version": "2.0", "requires_python": ">=3.9,!=3.14.1"},
+        "old": {"version": "1.0", "requires_python": "<3.13"},
+        "silent": {"version": "1.0"},
+    }
+    needed = {python: {"early", "silent"} for python in lock.PYTHONS}
+    assert lock.not_installable(packages, needed) == []
+    needed["3.11"] |= {"late", "old"}
+    needed["3.13"] |= {"late", "old"}
+    assert lock.not_installable(packages, needed) == [
+        "late==4.1 needs Python >=3.11.5, not 3.11.2",
+        "old==1.0 needs Python <3.13, not 3.13.0",
+    ]
 
 
 def test_environment_yml_carries_the_pins_of_the_lock() -> None:
@@ -163,6 +215,7 @@ def installed(built: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
 
 PREAMBLE = """
 import sys
+import sysconfig
 sys.path.insert(0, {site!r})
 from importlib.machinery import PathFinder
 find = PathFinder.find_spec

@@ -1,6 +1,7 @@
 """What is committed: portable, small, executed and clean; and the commands that the README names exist."""
 
 import ast
+import importlib
 import json
 import re
 import statistics
@@ -46,7 +47,7 @@ def name_of(path: Path) -> str:
 
 def own_text() -> list[tuple[str, str]]:
     """(name, text) of every text file that we wrote."""
-    names = {"Makefile", "run", "setup", "browser", "LICENSE"}
+    names = {"Makefile", "run", "setup", "browser", "clock", "LICENSE"}
     ours = [p for p in FILES if not name_of(p).startswith(VENDORED)]
     return [(name_of(p), p.read_text(encoding="utf-8")) for p in ours if p.suffix in TEXT or p.name in names]
 
@@ -169,6 +170,18 @@ def test_notebook_has_one_parameters_cell(path: Path) -> None:
         if isinstance(target, ast.Name)
     }
     assert names.items() >= {"device": "auto", "profile": "quick", "seed": 0}.items()
+
+
+@each_notebook
+def test_notebook_imports_what_there_is(path: Path) -> None:
+    """A name that was changed in a module is found here, not only when the chapter is run."""
+    cells = json.loads(path.read_text())["cells"]
+    source = "\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "code")
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "tq":
+            module = importlib.import_module(node.module or "")
+            for alias in node.names:
+                assert hasattr(module, alias.name) or importlib.import_module(f"{node.module}.{alias.name}")
 
 
 @each_notebook

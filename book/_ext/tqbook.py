@@ -99,14 +99,14 @@ def read(path: Path) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=256)
-def _hash_today(notebook: str, stamp: int, device: str | None) -> str | None:
-    """The source hash of a notebook as it is now; None where the tree is no book."""
-    from tq.book.sources import source_hash  # imports torch: only where there is something to compare
+def _changed(notebook: str, stamp: int, recorded: str) -> bool:
+    """Whether what a recording (as JSON) rests on is another today; False where the tree is no book."""
+    from tq.book.record.dependencies import changed  # imports torch: only where there is something to compare
 
     try:
-        return source_hash(notebook, device)
+        return bool(changed(json.loads(recorded), Path(notebook)))
     except FileNotFoundError:
-        return None
+        return False
 
 
 def is_stale(root: Path, chapter: str, data: dict[str, Any]) -> bool:
@@ -114,8 +114,8 @@ def is_stale(root: Path, chapter: str, data: dict[str, Any]) -> bool:
     notebook = root / "notebooks" / f"{chapter}.ipynb"
     if not notebook.is_file():
         return False
-    today = _hash_today(str(notebook), notebook.stat().st_mtime_ns, data.get("device"))
-    return today is not None and data.get("source_hash") != today
+    rests_on = {key: data.get(key) for key in ("source_hash", "device")} | {"reads": data.get("reads") or {}}
+    return _changed(str(notebook), notebook.stat().st_mtime_ns, json.dumps(rests_on, sort_keys=True))
 
 
 # --- how they read --------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Sphinx directive of the calculators; everything that it shows comes from `tq.book.calculators`.
+"""Sphinx directive of the calculators; everything that it shows comes from `tq.book.site.calculators`.
 
     ```{calculator} savings    a form and a table: savings, memory or codec
     ```{calculator} prices     the table of list prices
@@ -15,7 +15,8 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-from tq.book import calculators, paths
+from tq.book import paths
+from tq.book.site import calculators
 
 STYLE, SCRIPT, MARK = "calculators.css", "calculators.js", "tq-has-calculator"
 

@@ -1,4 +1,4 @@
-"""Sphinx roles and directives of the claims ledger; all verdicts come from `tq.book.claims`, none is typed.
+"""Sphinx roles and directives of the claims ledger; all verdicts come from `tq.book.claims.judge`, none is typed.
 
     {claim}`S0-001`          link to the ledger's row, with the verdict as tooltip
     {verdict}`S0-001`        the verdict itself as such a link, for tables that set it beside a claim
@@ -25,7 +25,9 @@ from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective, SphinxRole
 from tqledger_html import Book, View, changes, counts, table
 
-from tq.book import assessment, claims, ledger, paths
+from tq import systems
+from tq.book import paths
+from tq.book.claims import assessment, judge, ledger
 
 logger = logging.getLogger(__name__)
 CLAIM = re.compile(r"\b(?:S\d|T)-\d{3}\b")
@@ -53,10 +55,10 @@ def book(app: Sphinx) -> Book:
 def inputs() -> list[str]:
     """Files whose change means that verdicts may have changed."""
     root = paths.root()
-    rules = [Path(module.__file__ or "") for module in (claims, ledger)]
-    rules += [rules[0].with_name("arithmetic.py"), *sorted(rules[0].parent.glob("*_claims.py"))]
-    data = [root / "data" / name for name in ("claims.csv", "verdicts.json", "sources.csv", "references.csv")]
-    data = [path for path in data if path.is_file()]
+    rules = [Path(module.__file__ or "") for module in (judge, ledger)]
+    rules += [path for path in sorted(rules[0].parent.rglob("*.py")) if path not in rules]
+    rules += sorted(Path(systems.__file__ or "").parent.glob("*.py"))  # what formulas compute with
+    data = [*sorted((root / "data").glob("*.csv")), *(root / "data").glob("verdicts.json")]
     return [str(p) for p in [*data, *rules, *sorted(root.glob("data/results/*/full/*.json"))]]
 
 
@@ -166,7 +168,7 @@ class ChangesDirective(Place):
 
 
 class AssessmentDirective(SphinxDirective):
-    """One row a line of `tq.book.assessment.TABLES`; its claims are cited here, with their verdicts."""
+    """One row a line of `tq.book.claims.assessment.TABLES`; its claims are cited here, with their verdicts."""
 
     required_arguments = 1
 

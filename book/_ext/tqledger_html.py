@@ -10,7 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from html import escape
 
-from tq.book import claims, compare, ledger, results
+from tq.book.claims import judge, ledger
+from tq.book.record import results
+from tq.book.run import compare
 
 
 class Book:
@@ -19,18 +21,17 @@ class Book:
     def __init__(self) -> None:
         fresh = os.environ.get("TQ_BOOK_FRESH") == "1"
         self.claims = {claim.id: claim for claim in ledger.claims()}
-        self.verdicts = {verdict.id: verdict for verdict in claims.verdicts(fresh)}
+        self.verdicts = {verdict.id: verdict for verdict in judge.verdicts(fresh)}
         self.changes = ledger.snapshot()["changes"]
         views = {(e.chapter, *e.view.split(":")) for v in self.verdicts.values() for e in v.evidence if e.view}
         self.stale = {
             f"{chapter}@{device}:{profile}"
             for chapter, device, profile in views
-            if compare.staleness(
-                (results.load(chapter, device, profile, fresh=True) if fresh else None)
-                or results.load(chapter, device, profile),
-                chapter,
+            if (
+                found := (results.load(chapter, device, profile, fresh=True) if fresh else None)
+                or results.load(chapter, device, profile)
             )
-            == "stale"
+            and compare.is_stale(found, chapter)
         }
 
 

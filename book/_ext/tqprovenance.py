@@ -25,7 +25,7 @@ from typing import Any
 from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
-from tqbook import NOT_MEASURED, STALE, _hash_today, find_root, is_stale, read, result_roots
+from tqbook import NOT_MEASURED, STALE, _changed, find_root, is_stale, read, result_roots
 
 FIGURE = re.compile(
     r'<figure class="(?P<kind>tq-figure|tq-table)"(?P<attributes>[^>]*)>(?P<body>.*?)</figure>', re.DOTALL
@@ -36,7 +36,7 @@ PICTURE = re.compile(r'(<img\b[^>]*?)src="data:image/png;base64,([A-Za-z0-9+/=\s
 ATTRIBUTE = re.compile(r'data-([a-z]+)="([^"]*)"')
 CELL = re.compile(rf"(<td[^>]*>)\s*{NOT_MEASURED}\s*(</td>)")
 DEVICES, PROFILES = ("cpu", "cuda"), ("quick", "full")
-DATA_OF = "figure-"  # as in tq.book.results
+DATA_OF = "figure-"  # as in tq.book.record.results
 KINDS = {"tq-figure": "figures", "tq-table": "tables"}
 
 
@@ -68,10 +68,14 @@ class Recording:
 
     @property
     def kept(self) -> str:
-        """What it took over from an earlier commit, or nothing."""
-        if not (kept := self.data.get("kept")):
-            return ""
-        return f", {kept['runs']} runs from {kept['commit'][:10]} ({kept['anew']} of {kept['of']} run anew: same bits)"
+        """By which right it counts though code has changed since, and which runs it took over; or nothing."""
+        by, runs = self.data.get("revalidated"), (self.data.get("runs") or {}).get("revalidated") or {}
+        if by:
+            day, at = str(by["time_utc"])[:10], str(by["at"] or "unknown")[:10]
+            return f", revalidated by {by['sample']} of {by['of']} runs at {at} ({day})"
+        if runs:
+            return f", {len(runs)} runs made before, revalidated {', '.join(sorted(set(runs.values())))}"
+        return ""
 
     @property
     def device_name(self) -> str:
@@ -205,7 +209,7 @@ class Page:
         asked = dict(ATTRIBUTE.findall(match["attributes"])).get("beside")
         if asked is None:
             return match[0]
-        from tq.book.results import beside
+        from tq.book.record.results import beside
 
         return str(beside(**json.loads(html.unescape(asked)))._repr_html_())
 
@@ -316,7 +320,7 @@ def on_finished(app: Sphinx, exception: Exception | None) -> None:
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    _hash_today.cache_clear()
+    _changed.cache_clear()
     app.setup_extension("tqbook")
     app.connect("doctree-read", on_doctree_read)
     app.connect("env-purge-doc", on_purge)

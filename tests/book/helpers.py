@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PARAMETERS = 'device = "auto"\nprofile = "quick"\nseed = 0'
-# tq.book.results without tq itself would not be the real thing, but the chapters below need nothing else of it.
+# tq.book.record.results without tq itself would not be the real thing, but the chapters below need nothing else of it.
 OPEN = 'from tq.book import results\nch = results.chapter("{name}", device=device, profile=profile, seed=seed)'
 
 
@@ -52,14 +53,24 @@ def book(root: Path, chapters: dict[str, dict[str, Any]]) -> Path:
     return root
 
 
+#: What rules read besides results and sources: the claims, and the tables of the models in their formulas.
+TABLES = ("claims", "hardware", "prices", "reliability", "stores")
+
+
 def claims_only(root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A book with the claims and without any result, which this process takes for the book."""
     (root / "notebooks").mkdir()
     write(root / "_toc.yml", "format: jb-book\nroot: index\n")
-    write(root / "data" / "claims.csv", (ROOT / "data" / "claims.csv").read_text(encoding="utf-8"))
+    for name in TABLES:
+        write(root / "data" / f"{name}.csv", (ROOT / "data" / f"{name}.csv").read_text(encoding="utf-8"))
     monkeypatch.setenv("TQ_BOOK_ROOT", str(root))
     monkeypatch.delenv("TQ_BOOK_FRESH", raising=False)
     return root
+
+
+def touch(path: Path, later_s: float = 0) -> None:
+    """Dates a file by the clock of this process, with which Sphinx compares it; `make soak` sets that clock ahead."""
+    os.utime(path, (time.time() + later_s,) * 2)
 
 
 def environment(root: Path) -> dict[str, str]:
@@ -73,7 +84,7 @@ def command(*arguments: str) -> list[str]:
 def tq_book(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """`python -m tq.book ...` on the book at root."""
     return subprocess.run(
-        command(*arguments), env=environment(root), cwd=root, capture_output=True, text=True, timeout=120,
+        command(*arguments), env=environment(root), cwd=root, capture_output=True, text=True, timeout=400,
         stdin=subprocess.DEVNULL,
     )  # fmt: skip
 

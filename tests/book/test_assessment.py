@@ -10,7 +10,7 @@ pytest.importorskip("sphinx")  # of [book]; CI does not allow this skip
 
 from tests.book import helpers as h  # noqa: E402
 from tests.book import test_claims as page  # noqa: E402
-from tq.book import assessment, ledger  # noqa: E402
+from tq.book.claims import assessment, ledger  # noqa: E402
 
 F, P, N, X, M, Y = ledger.VERDICTS
 

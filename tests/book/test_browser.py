@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.book import site as s
+from tests.book.chromium import NARROW, OVERFLOW, WIDE, Visit, needs_browser
 
-WIDE, NARROW = {"width": 1400, "height": 900}, {"width": 390, "height": 844}
-FLAGS = (
-    "--no-sandbox --disable-gpu --disable-background-networking --disable-component-update --disable-sync "
-    "--no-first-run --disable-default-apps"
-).split()
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+pytestmark = needs_browser
 
 # Of what is to be read: the contrast of its text with the nearest ground that is not transparent.
 CONTRAST = """selector => {
@@ -40,79 +32,14 @@ CONTRAST = """selector => {
   }
   return worst;
 }"""
-# What sticks out to the right, if the page scrolls sideways.
-OVERFLOW = """() => {
-  const width = document.documentElement.clientWidth;
-  if (document.documentElement.scrollWidth <= width) return [];
-  const wide = [...document.querySelectorAll('body *')].filter(e => e.getBoundingClientRect().right > width + 1);
-  return [`scrolls at ${width}`, ...wide.slice(0, 5).map(e => e.outerHTML.slice(0, 120))];
-}"""
 # Formulas on the page, those that are drawn, those that could not be read.
 MATH = """() => ['span.math, div.math', '.math > mjx-container', '[data-mml-node=merror]']
   .map(what => document.querySelectorAll(what).length)"""
 
 
-def executable() -> str | None:
-    """TQ_CHROMIUM, else the system's browser, else one that Playwright installed."""
-    own = Path(os.environ.get("PLAYWRIGHT_BROWSERS_PATH") or Path.home() / ".cache/ms-playwright")
-    fetched = sorted(own.glob("chromium-*/chrome-linux*/chrome"))
-    found = [os.environ.get("TQ_CHROMIUM"), *map(shutil.which, NAMES), *map(str, fetched[-1:])]
-    return next((path for path in found if path), None)
-
-
-CHROMIUM = executable()
-if CHROMIUM is None:
-    pytest.skip("needs a browser: no Chromium was found, so no page is opened in one", allow_module_level=True)
-
-
 @pytest.fixture(scope="session")
 def html(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return s.built(tmp_path_factory)[0]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield opened
-        opened.close()
-
-
-class Visit:
-    """A tab that writes down what goes wrong, and lets no request leave the disk."""
-
-    def __init__(self, browser: Any) -> None:
-        self.context = browser.new_context(viewport=WIDE, color_scheme="light")
-        self.page = self.context.new_page()
-        self.wrong: list[str] = []
-        self.context.route("**/*", self._only_files)
-        self.page.on("console", lambda message: self._note(message.type, message.text))
-        self.page.on("pageerror", lambda error: self._note("error", str(error)))
-        self.page.on("requestfailed", lambda request: self._note("error", f"failed: {request.url[:200]}"))
-
-    def _note(self, kind: str, text: str) -> None:
-        if kind in ("error", "warning"):
-            self.wrong.append(f"{kind}: {text}")
-
-    def _only_files(self, route: Any) -> None:
-        if route.request.url.startswith(("file:", "data:", "blob:")):
-            route.continue_()
-        else:
-            self.wrong.append(f"remote: {route.request.url}")
-            route.abort()
-
-    def open(self, path: Path, query: str = "") -> Any:
-        self.page.goto(path.as_uri() + query, wait_until="load")
-        return self.page
-
-
-@pytest.fixture
-def visit(browser: Any) -> Iterator[Visit]:
-    tab = Visit(browser)
-    yield tab
-    tab.context.close()
 
 
 @pytest.mark.parametrize("name", s.pages())

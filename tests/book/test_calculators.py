@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from tests.book import helpers as h
-from tests.book.test_browser import NARROW, OVERFLOW, Visit, browser, visit  # noqa: F401
+from tests.book.chromium import NARROW, OVERFLOW, Visit, needs_browser
 from tq import Codec
-from tq.book import calculators
+from tq.book.site import calculators
 from tq.economics import calculator
 from tq.quant.bounds import paper_nmse, unbiased_nmse
 
@@ -60,8 +60,9 @@ def cases(name: str, count: int) -> list[tuple[dict[str, float], calculator.Resu
     return found
 
 
+@needs_browser
 @pytest.mark.parametrize("name", NAMES)
-def test_the_script_agrees_with_the_python_model(page_file: Path, visit: Visit, name: str) -> None:  # noqa: F811
+def test_the_script_agrees_with_the_python_model(page_file: Path, visit: Visit, name: str) -> None:
     wanted = cases(name, CASES)
     page = visit.open(page_file)
     code = """([name, cases]) => {
@@ -82,8 +83,9 @@ def test_the_script_agrees_with_the_python_model(page_file: Path, visit: Visit, 
     assert visit.wrong == []
 
 
+@needs_browser
 @pytest.mark.parametrize("name", NAMES)
-def test_the_script_refuses_what_python_refuses(page_file: Path, visit: Visit, name: str) -> None:  # noqa: F811
+def test_the_script_refuses_what_python_refuses(page_file: Path, visit: Visit, name: str) -> None:
     page = visit.open(page_file)
     code = """([name, x]) => {
       const data = JSON.parse(document.getElementById('tq-calculators').textContent);
@@ -103,8 +105,9 @@ def result(page: Any, name: str, key: str) -> str:
     return page.locator(f'form[data-name="{name}"] output[data-key="{key}"]').inner_text()
 
 
+@needs_browser
 @pytest.mark.parametrize("name", NAMES)
-def test_forms_open_with_the_answers_of_python(page_file: Path, visit: Visit, name: str) -> None:  # noqa: F811
+def test_forms_open_with_the_answers_of_python(page_file: Path, visit: Visit, name: str) -> None:
     page = visit.open(page_file)
     expected = calculators.run(name, calculator.defaults(name))
     for each in calculators.RESULTS[name]:
@@ -113,7 +116,8 @@ def test_forms_open_with_the_answers_of_python(page_file: Path, visit: Visit, na
             assert result(page, name, key) in (text, text.replace("e-0", "e-").replace("e+0", "e+")), key
 
 
-def test_a_case_is_typed_with_the_keyboard_and_shared_by_its_address(page_file: Path, visit: Visit) -> None:  # noqa: F811
+@needs_browser
+def test_a_case_is_typed_with_the_keyboard_and_shared_by_its_address(page_file: Path, visit: Visit) -> None:
     page = visit.open(page_file)
     field = page.locator('form[data-name="savings"] input[name="link_gbit"]')
     field.focus()
@@ -139,7 +143,8 @@ def test_a_case_is_typed_with_the_keyboard_and_shared_by_its_address(page_file: 
     assert visit.wrong == []
 
 
-def test_a_wrong_input_is_named_and_empties_the_answer(page_file: Path, visit: Visit) -> None:  # noqa: F811
+@needs_browser
+def test_a_wrong_input_is_named_and_empties_the_answer(page_file: Path, visit: Visit) -> None:
     page = visit.open(page_file)
     form = page.locator('form[data-name="memory"]')
     form.locator('input[name="tp"]').fill("7")
@@ -153,7 +158,8 @@ def test_a_wrong_input_is_named_and_empties_the_answer(page_file: Path, visit: V
     assert visit.wrong == []
 
 
-def test_a_strange_address_opens_the_opening_case(page_file: Path, visit: Visit) -> None:  # noqa: F811
+@needs_browser
+def test_a_strange_address_opens_the_opening_case(page_file: Path, visit: Visit) -> None:
     page = visit.open(page_file, "#savings.link_gbit=fast&savings.base_bits=7&memory.zero=9&x=1")
     expected = calculators.shown(calculator.savings(calculator.defaults("savings"))["saving"], "percent")
     assert result(page, "savings", "saving") == expected
@@ -161,14 +167,16 @@ def test_a_strange_address_opens_the_opening_case(page_file: Path, visit: Visit)
     assert visit.wrong == []
 
 
-def test_a_model_fills_in_its_fields(page_file: Path, visit: Visit) -> None:  # noqa: F811
+@needs_browser
+def test_a_model_fills_in_its_fields(page_file: Path, visit: Visit) -> None:
     page = visit.open(page_file)
     page.locator('form[data-name="memory"] select[name="preset"]').select_option("gpt3-175b")
     assert page.locator('form[data-name="memory"] input[name="hidden"]').input_value() == "12288"
     assert float(result(page, "memory", "parameters_b")) == pytest.approx(175, rel=0.01)
 
 
-def test_every_input_has_a_name_and_fits_a_phone(page_file: Path, visit: Visit) -> None:  # noqa: F811
+@needs_browser
+def test_every_input_has_a_name_and_fits_a_phone(page_file: Path, visit: Visit) -> None:
     page = visit.open(page_file)
     unnamed = "all => all.filter(e => !(e.labels?.length || e.ariaLabel) && e.type != 'reset').length"
     assert page.eval_on_selector_all("form input, form select", unnamed) == 0
@@ -178,7 +186,8 @@ def test_every_input_has_a_name_and_fits_a_phone(page_file: Path, visit: Visit) 
     assert page.eval_on_selector_all("form input, form select, form button", small) == 0
 
 
-def test_without_the_script_the_tables_remain(page_file: Path, browser: Any) -> None:  # noqa: F811
+@needs_browser
+def test_without_the_script_the_tables_remain(page_file: Path, browser: Any) -> None:
     context = browser.new_context(java_script_enabled=False)
     page = context.new_page()
     page.goto(page_file.as_uri())

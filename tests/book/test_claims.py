@@ -21,8 +21,9 @@ import pytest
 pytest.importorskip("sphinx")  # of [book]; CI does not allow this skip
 
 from tests.book import helpers as h  # noqa: E402
+from tests.book.rules.scaffold import put, verdict  # noqa: E402
 from tq.book import __main__ as cli  # noqa: E402
-from tq.book import arithmetic, claims, ledger  # noqa: E402
+from tq.book.claims import judge, ledger, rules  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "data" / "claims.csv"
@@ -37,45 +38,30 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return h.claims_only(tmp_path, monkeypatch)
 
 
-TENSORS = {
+CHAPTER = "training-tensors"  # and what it records for the three rules that stand in its file
+RECORDED = {
     "nmse/momentum/plain": 0.0092,
     "reduction-against-uniform/per-tensor": 0.92,
     "reduction-against-uniform/per-block": 0.40,
     **{f"shape/{kind}/ks-before": 0.2 for kind in ("gradient", "momentum", "activation")},
     **{f"shape/{kind}/ks-after": 0.02 for kind in ("gradient", "momentum", "activation")},
 }
-ROTATION = {"ks/spike/1-round": 0.34, "mismatch-penalty": 0.001}
-KERNELS = {
-    **dict(zip((f"step/report/{size}" for size in ("124m", "355m", "7b", "70b")), (3.5, 5.9, 10.8, 11.3), strict=True)),
-    "step/measured-share": 0.006,
-    "rate-for-1.2x": 66.0,
-    "round-trip": 1.8,
-    "parity/decimals": 6.8,
-    "parity/bytes-that-differ": 1e-6,
-}
-
-ON_GPU = {"over/encode/pytorch-reference": 40.0, "over/decode/pytorch-reference": 20.0, "round-trip": 90.0}
+ITS_CLAIMS = ("S0-012", "T-001", "T-002")
 
 
-def put(root: Path, chapter: str, values: dict[str, Any], device: str = "cpu", n: int = 30) -> None:
-    found = {key: {"value": value, "unit": "1", "spread": "none", "n": n} for key, value in values.items()}
-    path = root / "data" / "results" / device / "full" / f"{chapter}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"source_hash": "x", "results": found}))
+def recorded(root: Path, device: str = "cpu", **changed: float | None) -> None:
+    """Results for the rules of one chapter; `changed`: the loss of a momentum."""
+    put(root, CHAPTER, RECORDED | ({"nmse/momentum/plain": changed["momentum"]} if changed else {}), device)
+    put(root, "rotation-and-codebook", {"ks/spike/1-round": 0.34, "mismatch-penalty": 0.001}, device)
 
 
-def both(root: Path, n: int = 30, **changed: float) -> None:
-    """Results that all rules can read; `changed` by the key with __ for / and _ for -."""
-    by_name = {re.sub("[/.-]", "_", key): key for key in (*TENSORS, *ROTATION, *KERNELS, *ON_GPU)}
-    moved = {by_name[name]: value for name, value in changed.items()}
-    put(root, claims.TENSORS, {key: moved.get(key, value) for key, value in TENSORS.items()}, n=n)
-    put(root, claims.ROTATION, {key: moved.get(key, value) for key, value in ROTATION.items()}, n=n)
-    put(root, claims.KERNELS, {key: moved.get(key, value) for key, value in KERNELS.items()}, n=n)
-    put(root, claims.KERNELS, {key: moved.get(key, value) for key, value in ON_GPU.items()}, "cuda", n)
-
-
-def verdict(name: str) -> ledger.Verdict:
-    return next(v for v in claims.verdicts() if v.id == name)
+def edit(root: Path, name: str, **columns: str) -> None:
+    """Changes columns of one claim."""
+    rows = [row | columns if row["id"] == name else row for row in RAW]
+    with open(root / "data" / "claims.csv", "w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(RAW[0]))
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 # --- the data -------------------------------------------------------------------------------------------------
@@ -105,6 +91,12 @@ def test_a_repeated_id_raises(root: Path) -> None:
         ledger.claims()
 
 
+def test_one_claim_is_found_by_its_id() -> None:
+    assert ledger.claim("S0-004").figure == "$15M"
+    with pytest.raises(KeyError, match="'S9-001' is no claim"):
+        ledger.claim("S9-001")
+
+
 def test_figures_read_as_one_writes_them() -> None:
     shown = {claim.id: claim.figure for claim in ledger.claims()}
     assert (shown["S0-001"], shown["S0-004"], shown["S0-007"], shown["T-012"]) == ("8×", "$15M", "27-56 %", "")
@@ -126,55 +118,49 @@ def test_a_range_is_read_with_its_scale() -> None:
 def test_every_claim_has_a_kind_and_a_chapter() -> None:
     for claim in ledger.claims():
         assert claim.kinds, claim
-        assert re.fullmatch(r"[a-z0-9-]+", claims.chapter_of(claim))
+    with pytest.raises(ValueError, match="S0-001: chapter=''"):
+        replace(ledger.claims()[0], chapter="")
 
 
-def test_tables_name_claims_that_exist_and_none_twice() -> None:
-    for table in (claims.ELSEWHERE, claims.NOT_CHECKABLE_BECAUSE):
-        named = [name for names in table.values() for name in names.split()]
-        assert len(named) == len(set(named)) and set(named) <= set(EVERY)
-    assert set(claims.RULES) <= set(EVERY)
-    assert not set(claims.RULES) & set(claims._REASON), "a rule decides what the table calls not checkable"
+def test_what_cannot_be_checked_says_why_or_has_a_rule() -> None:
     cannot = {claim.id for claim in ledger.claims() if claim.kinds == ("none",)}
-    assert cannot == set(claims._REASON) | (cannot & set(claims.RULES))
+    because = {claim.id for claim in ledger.claims() if claim.not_checkable_because}
+    assert because <= cannot and cannot - because == cannot & set(rules.every())
+    with pytest.raises(ValueError, match="not_checkable_because='tired'; accepted are forecast"):
+        replace(ledger.claims()[0], not_checkable_because="tired")
+
+
+def test_a_reason_is_needed_and_goes_with_no_rule(root: Path) -> None:
+    edit(root, "S1-026", not_checkable_because="")
+    with pytest.raises(ValueError, match="S1-026 cannot be checked: its not_checkable_because"):
+        judge.verdicts()
+    edit(root, "S0-012", not_checkable_because="opinion")
+    with pytest.raises(ValueError, match="S0-012 has a rule, and not_checkable_because='opinion'"):
+        judge.verdicts()
 
 
 # --- rules ----------------------------------------------------------------------------------------------------
 
 
 def test_without_results_nothing_crashes_and_nothing_is_made_up(root: Path) -> None:
-    found = claims.verdicts()
+    found = judge.verdicts()
     assert [v.id for v in found] == list(EVERY)
     for v in found:
         assert v.verdict in ledger.VERDICTS and v.condition and v.would_change
-        if v.id not in claims.RULES:
+        if v.id not in rules.every():
             assert v.verdict in (ledger.NOT_YET, ledger.NOT_CHECKABLE), v
     for name in ("S0-012", "T-001", "T-002"):
         assert verdict(name).verdict == ledger.NOT_MEASURED and "training-tensors" in verdict(name).condition
 
 
 def test_conditions_and_reasons_hold_no_first_guess(root: Path) -> None:
-    both(root)
-    for v in claims.verdicts():
+    recorded(root)
+    for v in judge.verdicts():
         guess = EVERY[v.id]["first_guess"]
         assert len(guess) < 12 or guess not in f"{v.condition} {v.would_change} {v.evidence}", v
 
 
-@pytest.mark.parametrize("name", arithmetic.SUMS)
-def test_each_sum_can_be_turned(name: str) -> None:
-    rule = arithmetic.SUMS[name]
-    (claim,) = [c for c in ledger.claims() if c.id == name]
-    found = rule(claim, ledger.Facts())
-    assert found.verdict in ledger.DECIDED and found.formula and found.confidence in ("high", "medium")
-    values = list(rule.readings().values())
-    far: Any = tuple(7e9 for _ in values[0]) if isinstance(values[0], tuple) else 7e9
-    assert dataclasses.replace(rule, claimed=far)(claim, ledger.Facts()).verdict == ledger.NOT_REPRODUCED
-    near = dataclasses.replace(rule, claimed=values[0], within=1e-9)(claim, ledger.Facts())
-    assert near.verdict != ledger.NOT_REPRODUCED
-    assert dataclasses.replace(rule, within=1e12)(claim, ledger.Facts()).verdict == ledger.REPRODUCED
-
-
-def test_sums_read_the_claimed_figure_from_the_data(root: Path) -> None:
+def test_formulas_read_the_claimed_figure_from_the_data(root: Path) -> None:
     text = (root / "data" / "claims.csv").read_text(encoding="utf-8")
     assert verdict("S4-005").verdict == ledger.REPRODUCED
     (root / "data" / "claims.csv").write_text(text.replace("BF16 weights,810,GB", "BF16 weights,910,GB"))
@@ -189,74 +175,53 @@ def test_compression_ratios() -> None:
     assert "2 workers (7.53×)" in verdict("T-011").condition and "16 workers (0.941×)" in verdict("T-011").condition
 
 
-TURNS = [
-    ("S0-012", {}, "reproduced"),
-    ("S0-012", {"nmse_momentum_plain": 0.015}, "partly"),
-    ("S0-012", {"nmse_momentum_plain": 0.05}, "not reproduced"),
-    ("T-001", {}, "partly"),
-    ("T-001", {"ks_spike_1_round": 0.01, "mismatch_penalty": 0.2}, "reproduced"),
-    ("T-001", {"ks_spike_1_round": 0.01}, "partly"),
-    ("T-001", {f"shape_{k}_ks_after": 0.1 for k in ("gradient", "momentum", "activation")}, "not reproduced"),
-    ("T-001", {f"shape_{k}_ks_before": 0.01 for k in ("gradient", "momentum", "activation")}, "not reproduced"),
-    ("T-002", {}, "partly"),
-    ("T-002", {"reduction_against_uniform_per_block": 0.8}, "reproduced"),
-    ("T-002", {"reduction_against_uniform_per_tensor": 0.5}, "not reproduced"),
-    *(
-        (name, changed, wanted)
-        for name in ("S0-057", "T-018")
-        for changed, wanted in (
-            ({}, "partly"),
-            ({f"step_report_{size}": 3.0 for size in ("124m", "355m", "7b", "70b")}, "reproduced"),
-            ({"step_report_124m": 5.0}, "not reproduced"),
-        )
-    ),
-    ("S0-060", {}, "partly"),
-    ("S0-060", {"round_trip": 100.0}, "reproduced"),
-    ("S0-060", {"step_measured_share": 0.5}, "not reproduced"),
-    ("T-015", {}, "partly"),
-    ("T-015", {"parity_bytes_that_differ": 0.0}, "reproduced"),
-    ("T-015", {"parity_decimals": 4.0}, "not reproduced"),
-    ("T-013", {}, "reproduced"),
-    ("T-013", {"over_decode_pytorch_reference": 1.9}, "partly"),
-    ("T-013", {f"over_{verb}_pytorch_reference": 1.9 for verb in ("encode", "decode")}, "not reproduced"),
-]
+def test_a_claim_with_two_rules_raises() -> None:
+    rule = rules.every()["S0-002"]
+    with pytest.raises(ValueError, match=r"S0-002 has a rule in rules/kernels.py and one in rules/lab_e7.py; keep one"):
+        rules.joined({"kernels": {"S0-002": rule}, "lab_e7": {"S0-002": rule}})
 
 
-@pytest.mark.parametrize(("name", "changed", "wanted"), TURNS)
-def test_each_rule_follows_the_results(root: Path, name: str, changed: dict[str, float], wanted: str) -> None:
-    both(root, **changed)
-    found = verdict(name)
-    assert found.verdict == wanted, found.condition
-    view = "cuda:full" if name == "T-013" else "cpu:full"
-    assert found.evidence[0].chapter in (claims.TENSORS, claims.KERNELS) and found.evidence[0].view == view
-    assert found.confidence == ("low" if name in ("S0-057", "T-018") else "medium")
+def test_a_file_of_rules_is_a_chapter_and_its_claims_are_in_the_table() -> None:
+    chapters = {claim.chapter.replace("-", "_") for claim in ledger.claims()}
+    assert set(rules.by_chapter()) <= chapters and set(rules.every()) <= set(EVERY)
+    here = {path.stem for path in Path(rules.__file__ or "").parent.glob("*.py")} - {"__init__"}
+    tests = {path.stem.removeprefix("test_") for path in (ROOT / "tests/book/rules").glob("test_*.py")}
+    assert here == set(rules.by_chapter()) == tests
 
 
-def test_every_rule_over_results_is_turned_above() -> None:
-    # S1-018 is not checkable and reads no result; rules in modules of their own have tests of their own
-    apart = [importlib.import_module(f"tq.book.{path.stem}") for path in (ROOT / "tq" / "book").glob("*_claims.py")]
-    elsewhere = {*arithmetic.SUMS, *(name for module in apart for name in module.RULES), "S1-018"}
-    over_results = set(claims.RULES) - elsewhere
-    assert over_results == {name for name, _, _ in TURNS}
-    for name in over_results:
-        assert len({wanted for turned, _, wanted in TURNS if turned == name}) >= 3
+def test_a_rule_stands_with_its_evidence_and_mostly_with_its_claim() -> None:
+    """A claim may be told in one chapter and decided by what another one measured; then the rule is with the latter."""
+    chapter = {claim.id: claim.chapter.replace("-", "_") for claim in ledger.claims()}
+    away = {name: file for file, found in rules.by_chapter().items() for name in found if chapter[name] != file}
+    assert away == {"T-018": "kernels"}
+    (evidence, *_) = verdict("T-018").evidence
+    assert evidence.chapter == "kernels" and verdict("T-018").chapter == "compressed-adamw"
 
 
-def test_few_cases_give_little_confidence(root: Path) -> None:
-    both(root, n=2)
-    assert verdict("T-002").confidence == "low" and "2 heavy-tailed tensors" in verdict("T-002").condition
+def test_a_claim_is_judged_by_what_was_read_for_it() -> None:
+    results = ledger.Results()
+    first, second = (judge.judge(claim, results) for claim in ledger.claims() if claim.id in ("S0-012", "S0-055"))
+    assert {e.chapter for e in first.evidence if e.keys} == {CHAPTER}
+    assert {e.chapter for e in second.evidence if e.keys} == {"energy"}
+
+
+def test_what_was_read_in_vain_is_dropped(root: Path) -> None:
+    recorded(root)
+    results = ledger.Results()
+    assert results.if_recorded(CHAPTER, "nmse/momentum/plain", "no such key") is None and results.read == []
+    assert results.if_recorded(CHAPTER, "nmse/momentum/plain") == [0.0092] and len(results.read) == 1
 
 
 def test_a_missing_key_and_a_null_are_not_measured(root: Path) -> None:
-    both(root)
-    put(root, claims.TENSORS, {key: value for key, value in TENSORS.items() if key != "nmse/momentum/plain"})
+    recorded(root)
+    put(root, CHAPTER, {key: value for key, value in RECORDED.items() if key != "nmse/momentum/plain"})
     assert verdict("S0-012").verdict == ledger.NOT_MEASURED and "nmse/momentum/plain" in verdict("S0-012").condition
-    put(root, claims.TENSORS, {**TENSORS, "nmse/momentum/plain": None})
+    recorded(root, momentum=None)
     assert verdict("S0-012").verdict == ledger.NOT_MEASURED
 
 
 def test_a_full_run_on_a_gpu_counts_where_there_is_none_on_a_cpu(root: Path) -> None:
-    put(root, claims.TENSORS, TENSORS, device="cuda")
+    recorded(root, device="cuda")
     assert verdict("S0-012").evidence[0].view == "cuda:full"
 
 
@@ -278,28 +243,26 @@ def test_a_verdict_refuses_what_a_reader_could_not_judge(change: dict[str, Any])
 
 
 def test_rules_find_what_the_committed_results_hold() -> None:
-    missing = [v for v in claims.verdicts() if v.verdict == ledger.NOT_MEASURED and "has no result" in v.condition]
+    missing = [v for v in judge.verdicts() if v.verdict == ledger.NOT_MEASURED and "has no result" in v.condition]
     assert missing == [], "a rule reads a key that its chapter does not record"
 
 
 def test_the_snapshot_is_in_step() -> None:
     recorded = ledger.snapshot()["verdicts"]
-    changed = [f"{v.id}: {was or 'new'} -> {v.verdict}" for v, was in ledger.moved(claims.verdicts(), recorded)]
+    changed = [f"{v.id}: {was or 'new'} -> {v.verdict}" for v, was in ledger.moved(judge.verdicts(), recorded)]
     assert changed == [], "run: python -m tq.book claims --record"
 
 
 def test_recording_lists_what_changed(root: Path) -> None:
-    assert len(ledger.record(claims.verdicts())) == 325 and ledger.snapshot()["changes"] == []
-    assert ledger.record(claims.verdicts()) == []
-    both(root)
-    assert {v.id: was for v, was in ledger.record(claims.verdicts())} == dict.fromkeys(
-        ("S0-012", "T-001", "T-002", "S0-057", "T-018", "S0-060", "T-015", "T-013"), ledger.NOT_MEASURED
-    )
+    assert len(ledger.record(judge.verdicts())) == 325 and ledger.snapshot()["changes"] == []
+    assert ledger.record(judge.verdicts()) == []
+    recorded(root)
+    assert {v.id: was for v, was in ledger.record(judge.verdicts())} == dict.fromkeys(ITS_CLAIMS, ledger.NOT_MEASURED)
     first = ledger.snapshot()["changes"][0]
     assert (first["id"], first["from"], first["to"]) == ("S0-012", "not measured", "reproduced")
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", first["date"]) and first["why"] and "commit" in first
-    both(root, nmse_momentum_plain=0.5)
-    ledger.record(claims.verdicts())
+    recorded(root, momentum=0.5)
+    ledger.record(judge.verdicts())
     assert [c["to"] for c in ledger.snapshot()["changes"] if c["id"] == "S0-012"] == ["reproduced", "not reproduced"]
 
 
@@ -348,7 +311,7 @@ def build(root: Path, pages: dict[str, str]) -> tuple[dict[str, str], str]:
     source = root / "source"
     source.mkdir(exist_ok=True)
     for name, text in pages.items():
-        (source / f"{name}.md").write_text(text)
+        h.touch(h.write(source / f"{name}.md", text))
     warnings = io.StringIO()
     options: dict[str, Any] = {"extensions": ["myst_parser", "tqledger"], "html_theme": "basic"}
     options["html_static_path"] = [str(ROOT / "book" / "_static")]
@@ -363,7 +326,7 @@ sphinx_build = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:
 
 @sphinx_build
 def test_the_page_works_without_scripts(tqledger: ModuleType, root: Path) -> None:
-    both(root)
+    recorded(root)
     pages, warnings = build(root, {"index": INDEX, "ledger": LEDGER, "prose": PROSE})
     assert warnings == ""
     page = pages["ledger"]
@@ -375,7 +338,7 @@ def test_the_page_works_without_scripts(tqledger: ModuleType, root: Path) -> Non
     shown = html.unescape(re.sub("<[^>]+>", " ", page))
     guesses = {row["first_guess"] for row in RAW if len(row["first_guess"]) >= 12}
     assert [guess for guess in guesses if guess in shown] == []
-    for v in claims.verdicts():
+    for v in judge.verdicts():
         assert v.condition in shown
     assert "No verdict has changed" in page
 
@@ -383,10 +346,10 @@ def test_the_page_works_without_scripts(tqledger: ModuleType, root: Path) -> Non
 @sphinx_build
 def test_long_evidence_is_folded(tqledger: ModuleType, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.import_module("tqledger_html"), "SHOWN", 1)
-    both(root)
+    recorded(root)
     page = build(root, {"index": LEDGER})[0]["index"]
     rows = dict(re.findall(r'<tr role="row" id="claim-([^"]+)"(.*?)</tr>', page, re.DOTALL))
-    several = [(v.id, e) for v in claims.verdicts() for e in v.evidence if len(e.keys) > 1]
+    several = [(v.id, e) for v in judge.verdicts() for e in v.evidence if len(e.keys) > 1]
     assert several and page.count(" more</summary>") == len(several)
     for name, evidence in several:
         first, rest = evidence.text.split(", ", 1)
@@ -396,7 +359,7 @@ def test_long_evidence_is_folded(tqledger: ModuleType, root: Path, monkeypatch: 
 
 @sphinx_build
 def test_citations_link_both_ways(tqledger: ModuleType, root: Path) -> None:
-    both(root)
+    recorded(root)
     pages, warnings = build(root, {"index": INDEX, "ledger": LEDGER, "prose": PROSE})
     assert warnings == ""
     links = dict(re.findall(r'<a class="tq-claim[^"]*" href="([^"]+)" title="([^"]+)"', pages["prose"]))
@@ -423,10 +386,10 @@ def test_an_unknown_claim_is_a_warning(tqledger: ModuleType, root: Path) -> None
 
 @sphinx_build
 def test_stale_results_and_changed_verdicts_are_marked(tqledger: ModuleType, root: Path) -> None:
-    ledger.record(claims.verdicts())
-    both(root)
-    ledger.record(claims.verdicts())
-    (root / "notebooks" / f"{claims.TENSORS}.ipynb").write_text('{"cells": []}')
+    ledger.record(judge.verdicts())
+    recorded(root)
+    ledger.record(judge.verdicts())
+    (root / "notebooks" / f"{CHAPTER}.ipynb").write_text('{"cells": []}')
     pages, _ = build(root, {"index": LEDGER})
     row = re.search(r'<tr role="row" id="claim-S0-012"(.*?)</tr>', pages["index"], re.DOTALL)
     assert row and '<strong class="tq-stale">stale</strong>' in row.group()

@@ -11,7 +11,7 @@ import nbformat
 import pytest
 
 from tests.book import helpers as h
-from tq.book.clean import clean, clean_file, dumps, with_outputs
+from tq.book.run.clean import clean, clean_file, dumps, with_outputs
 
 BASE64 = "/".join(("aGk", "tmp", "x"))  # looks like a path and is none
 

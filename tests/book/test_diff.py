@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.book import helpers as h
-from tq.book import compare, figures, results
+from tq.book import paths
+from tq.book.record import figures, results
+from tq.book.run import compare, stamps
 
 numbers = st.floats(-1e6, 1e6)
 
@@ -72,6 +74,17 @@ def measure(value: float, name: str = "demo", profile: str = "full") -> None:
     ch.figure("f", fig, alt="A line", caption="F")
 
 
+def finish(root: Path, name: str = "demo", profile: str = "full") -> None:
+    """What `reproduce` does with a chapter that went through: its results, its notebook and, last, its stamp."""
+    where = stamps.folder("cpu", profile)
+    for kind in stamps.KINDS:
+        of = f"{name}.json" if kind == "results" else name
+        made = paths.place(kind, "cpu", profile, of, paths.build())
+        stamps.replace(made, paths.place(kind, "cpu", profile, of, where / f"{name}.run"))
+    h.write(where / f"{name}.ipynb", (root / f"notebooks/{name}.ipynb").read_text())
+    paths.write_json(where / f"{name}.json", {**stamps.key(name, "cpu", profile), "time_utc": "today", "wall_s": 1.0})
+
+
 def states(root: Path) -> dict[str, str]:
     return {row.key: row.state for row in compare.diff()}
 
@@ -80,6 +93,7 @@ def test_promoted_results_are_the_committed_ones_until_something_moves(root: Pat
     measure(1.0)
     drawn = ("table t", "figure f", "table figure-f")
     assert states(root) == {"speed": "new", "later": "not measured", **dict.fromkeys(drawn, "new")}
+    finish(root)
     compare.promote(["demo"])
     committed = results.load("demo")
     assert committed is not None and committed == results.load("demo", fresh=True)
@@ -92,6 +106,7 @@ def test_promoted_results_are_the_committed_ones_until_something_moves(root: Pat
     assert "1 moved, 3 redrawn, 1 not measured" in compare.summary(compare.diff())
     results.chapter("demo", device="cpu", profile="full").record("only", 1.0)
     assert states(root)["speed"] == states(root)["figure f"] == "gone"
+    finish(root)
     compare.promote()
     assert not (root / "data/figures/cpu/full/demo").exists()  # what is gone leaves no file behind
     done = h.tq_book(root, "diff", "--all")
@@ -102,6 +117,7 @@ def test_promoted_results_are_the_committed_ones_until_something_moves(root: Pat
 
 def test_what_was_made_differently_is_said_beside_the_numbers(root: Path) -> None:
     measure(1.0)
+    finish(root)
     compare.promote()
     h.write(root / "notebooks/demo.ipynb", h.notebook("x = 2", name="demo"))
     measure(1.0)
@@ -113,8 +129,9 @@ def test_what_was_made_differently_is_said_beside_the_numbers(root: Path) -> Non
 def test_stale_results_are_not_promoted_and_nothing_else_with_them(root: Path) -> None:
     measure(1.0)
     measure(1.0, name="other")
+    finish(root), finish(root, "other")
     h.write(root / "notebooks/other.ipynb", h.notebook("x = 2", name="other"))
-    with pytest.raises(ValueError, match=r"other \(cpu, full\).*stale"):
+    with pytest.raises(ValueError, match=r"other \(cpu, full\).*not of today's sources \(changed: its sources\)"):
         compare.promote()
     assert not (root / "data").exists()
     assert h.tq_book(root, "promote", "other").returncode == 1
@@ -125,12 +142,33 @@ def test_stale_results_are_not_promoted_and_nothing_else_with_them(root: Path) -
     assert sum("up to date" in line and line.startswith("demo") for line in table) == 2
 
 
-def test_the_committed_view_needs_the_executed_notebook(root: Path) -> None:
-    measure(1.0, profile="quick")
-    with pytest.raises(ValueError, match=r"demo \(cpu, quick\): no executed notebook"):
-        compare.promote(["demo"])
-    with pytest.raises(ValueError, match="no fresh results of other"):
-        compare.promote(["other"])
+@pytest.mark.parametrize("profile", ["quick", "full"])
+def test_only_a_run_that_reproduce_finished_is_promoted(root: Path, profile: str) -> None:
+    """A notebook opened by hand and stopped after some cells leaves results, but no stamp."""
+    measure(1.0, profile=profile)
+    for named in (["demo"], ["other"], []):
+        with pytest.raises(ValueError, match="no run of .* that reproduce has finished"):
+            compare.promote(named)
+    finish(root, profile=profile)
+    measure(7.0, profile=profile)  # by hand, after the run that was finished
+    compare.promote()
+    assert results.value("demo", "speed", profile=profile) == 1.0
+
+
+def test_results_of_others_that_have_moved_make_a_run_stale(root: Path) -> None:
+    measure(1.0, name="other")
+    finish(root, "other")
+    compare.promote(["other"])
+    ch = results.chapter("demo", device="cpu", profile="full")
+    ch.record("twice", 2 * results.value("other", "speed"))
+    finish(root)
+    compare.promote(["demo"])
+    assert "up to date" in compare.status(["demo"]) and stamps.why_run("demo", "cpu", "full") is None
+    measure(3.0, name="other")
+    finish(root, "other")
+    compare.promote(["other"])
+    assert "stale: cpu/full/other" in compare.status(["demo"])
+    assert stamps.why_run("demo", "cpu", "full") == "changed: results that it read (cpu/full/other)"
 
 
 def test_chapters_never_run_are_not_measured(root: Path) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.book import helpers as h
-from tq.book import figuredata, figures, results
+from tq.book.record import figuredata, figures, results
 
 
 def table(fig: object) -> list[dict[str, str]]:

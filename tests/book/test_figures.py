@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from tests.book import helpers as h
-from tq.book import figures
+from tq.book.record import figures
 
 COLUMN_INCHES = 720 / 96  # what a page shows at most
 
@@ -81,7 +81,7 @@ def test_style_leaves_nothing_behind() -> None:
 
 def test_making_a_figure_needs_no_pyplot_and_importing_nothing_heavy() -> None:
     code = (
-        "import sys; before = set(sys.modules) ; from tq.book import figures; "
+        "import sys; before = set(sys.modules) ; from tq.book.record import figures; "
         "new = set(sys.modules) - before; "
         "assert not any(m.startswith(('matplotlib', 'seaborn', 'pandas')) for m in new); "
         "figures.figure('half'); assert 'matplotlib.pyplot' not in sys.modules"

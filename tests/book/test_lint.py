@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.book import helpers as h
-from tq.book import lint, paths
-from tq.book.lint import Recorded, findings
+from tq.book import paths
+from tq.book.site import lint
+from tq.book.site.lint import Recorded, findings
 
 VALUES = [
     Recorded("demo", "cpu:quick", "mse/b4", 0.0095012),

@@ -1,8 +1,7 @@
-"""The matrix of methods shows what was measured and cited, and what is neither; its rules follow the results."""
+"""The matrix of methods shows what was measured and cited, and what is neither."""
 
 import csv
 import io
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,9 @@ import pytest
 pytest.importorskip("sphinx")  # of [book]; CI does not allow this skip
 
 from tests.book import helpers as h  # noqa: E402
-from tq.book import claims, figures, ledger, positioning, positioning_claims  # noqa: E402
+from tests.book.rules import scaffold  # noqa: E402
+from tq.book.record import figures  # noqa: E402
+from tq.book.site import positioning  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = (ROOT / "data" / "positioning.csv").read_text(encoding="utf-8")
@@ -38,29 +39,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def put(root: Path, changed: dict[str, Any]) -> None:
     for chapter, values in RESULTS.items():
-        found = {}
-        for key, value in values.items():
-            value = changed.get(key, value)
-            middle, *ends = value if isinstance(value, tuple) else (value,)
-            found[key] = {"value": middle, "unit": "1", "spread": "range" if ends else "none", "n": 3}
-            if ends:
-                found[key] |= {"low": ends[0], "high": ends[1]}
-        h.write(root / "data" / "results" / "cpu" / "full" / f"{chapter}.json", json.dumps({"results": found}))
-
-
-def sources(root: Path, *outcomes: str) -> None:
-    head = (ROOT / "data" / "sources.csv").read_text(encoding="utf-8").splitlines()[0]
-    text = io.StringIO(f"{head}\n")
-    writer = csv.DictWriter(text, head.split(","), restval="", lineterminator="\n")
-    text.seek(0, io.SEEK_END)
-    for each in outcomes:
-        lost = each == "not found"
-        address = "" if lost else "https://example.org/x"
-        writer.writerow({"claim": "S0-011", "outcome": each, "found": f"{each}.", "address": address, "checked": "c"})
-    h.write(root / "data" / "sources.csv", text.getvalue())
-
-
-# --- the matrix -----------------------------------------------------------------------------------------------
+        scaffold.put(root, chapter, {key: changed.get(key, value) for key, value in values.items()})
 
 
 def test_every_cell_has_a_state_and_the_states_add_up(root: Path) -> None:
@@ -123,67 +102,3 @@ def test_the_drawing_writes_every_cell(root: Path) -> None:
     positioning.draw(ax, found)
     assert [text.get_text() for text in ax.texts] == [cell.short for cell in found]
     assert len(ax.patches) == len(found)
-
-
-# --- the rules ------------------------------------------------------------------------------------------------
-
-F, P, N = "reproduced", "partly", "not reproduced"
-BEST = "startup/saving-whole"
-TURNS: list[tuple[str, dict[str, Any], str]] = [
-    ("S0-052", {}, N),
-    ("S0-052", {"provider/network-share": (0.2, 0.1, 0.35)}, P),
-    ("S0-052", {"provider/saving-at-their-prices": 0.31}, F),
-    ("S0-053", {}, P),
-    ("S0-053", {f"{BEST}/25g": 0.2}, N),
-    ("S0-053", {f"{BEST}/{t}": 0.4 for t in positioning_claims.TIERS}, F),
-    ("S0-054", {}, N),
-    ("S0-054", {f"{BEST}/25g": 0.6}, P),
-    ("S0-054", {f"{BEST}/{t}": 0.5 for t in positioning_claims.TIERS}, F),
-    ("S3-066", {}, P),
-    ("S3-066", {"startup/api/input": 2.0}, N),
-    ("S3-066", {f"startup/api/{name}": 1.1 for name in ("input", "output", "70b")}, F),
-    ("S0-058", {"steps": 200_000}, F),
-    ("S0-058", {"steps": 200_000, "gap/gradient-4-4": (0.0, -0.02, 0.02)}, P),
-    ("S0-058", {"steps": 200_000, "gap/gradient-4-4": (0.05, 0.03, 0.07)}, N),
-]
-
-
-def verdict(name: str) -> ledger.Verdict:
-    return next(v for v in claims.verdicts() if v.id == name)
-
-
-@pytest.mark.parametrize(("name", "changed", "wanted"), TURNS)
-def test_each_rule_follows_the_results(root: Path, name: str, changed: dict[str, Any], wanted: str) -> None:
-    put(root, changed)
-    found = verdict(name)
-    assert found.verdict == wanted, found.condition
-    assert found.evidence[0].chapter in RESULTS and found.evidence[0].view == "cpu:full"
-
-
-def test_every_rule_is_turned_three_ways_and_waits_for_its_results(root: Path) -> None:
-    over_results = set(positioning_claims.RULES) - {"S0-011"}
-    assert {name for name, _, _ in TURNS} == over_results
-    for name in over_results:
-        assert len({wanted for turned, _, wanted in TURNS if turned == name}) == 3
-        assert verdict(name).verdict == ledger.NOT_MEASURED
-
-
-def test_a_short_run_measures_no_long_one(root: Path) -> None:
-    put(root, {})
-    found = verdict("S0-058")
-    assert found.verdict == ledger.NOT_MEASURED and "400 steps, 0.4%" in found.condition
-
-
-@pytest.mark.parametrize(
-    ("outcomes", "wanted"),
-    [
-        (("differs", "partly"), N),
-        (("partly",), P),
-        (("confirms",), F),
-        (("not found",), ledger.NOT_CHECKABLE),
-        ((), ledger.NOT_YET),
-    ],
-)
-def test_one_counter_example_ends_a_superlative(root: Path, outcomes: tuple[str, ...], wanted: str) -> None:
-    sources(root, *outcomes)
-    assert verdict("S0-011").verdict == wanted

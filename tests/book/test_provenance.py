@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from tests.book import helpers as h
-from tq.book import display
-from tq.book.sources import source_hash
+from tq.book.record import display
+from tq.book.record.dependencies import source_hash
 
 pytest.importorskip("sphinx")  # of [book]; CI does not allow this skip
 
@@ -145,7 +145,7 @@ def test_the_list_of_recordings_names_what_was_not_measured(extension: ModuleTyp
 
 
 def test_recorded_results_beside_are_those_of_today(extension: ModuleType, root: Path) -> None:
-    from tq.book import results
+    from tq.book.record import results
 
     old = str(results.beside("demo", ["x"])._repr_html_())
     assert "not measured" in old

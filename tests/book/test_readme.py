@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tq.book import readme
+from tq.book.site import readme
 
 ROOT = Path(__file__).resolve().parents[2]
 

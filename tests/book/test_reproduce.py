@@ -16,9 +16,9 @@ import psutil
 import pytest
 
 from tests.book import helpers as h
-from tq.book.reproduce import ON_A_GPU, in_order, select
+from tq.book.run.reproduce import ON_A_GPU, in_order, select
 
-FIGURE = """from tq.book import figures
+FIGURE = """from tq.book.record import figures
 fig, ax = figures.figure("half")
 ax.plot([1, 2], [3, 4])
 ch.figure("line", fig, alt="A line that rises from <three> to four.", caption="A line")"""
@@ -40,7 +40,7 @@ def second():
 )
 
 
-def wait_for(what: str, seen, seconds: float = 60.0) -> None:  # type: ignore[no-untyped-def]
+def wait_for(what: str, seen, seconds: float = 200.0) -> None:  # type: ignore[no-untyped-def]
     end = time.monotonic() + seconds
     while not seen():
         assert time.monotonic() < end, f"{what} did not happen in {seconds} s"
@@ -90,7 +90,7 @@ def test_kills_and_what_follows_them(tmp_path: Path) -> None:
     run = start(root)  # the lock is free, the finished chapter and the first piece are not done again
     kernel = kernel_of(root, 2)
     run.send_signal(signal.SIGINT)
-    assert run.wait(timeout=60) == 130
+    assert run.wait(timeout=200) == 130
     assert not lives(kernel)
     log = (root / "log").read_text(encoding="utf-8")
     assert "good: unchanged since" in log and "slow: starts (broken off or failed before, 1 pieces kept" in log
@@ -112,7 +112,7 @@ def test_a_run_may_end_after_some_minutes_and_goes_on(tmp_path: Path) -> None:
     root = h.book(tmp_path, {"slow": SLOW})
     run = start(root, "--minutes", "0.2")
     kernel = kernel_of(root, 1)
-    assert run.wait(timeout=60) == 130 and not lives(kernel)
+    assert run.wait(timeout=200) == 130 and not lives(kernel)
     assert "the time is up; finished chapters, pieces and runs are kept" in (root / "log").read_text(encoding="utf-8")
     (root / "go-on").touch()
     last = h.tq_book(root, "reproduce", "--minutes", "5")

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
 import torch
-from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.book import helpers as h
-from tq.book import figures, paths, results
-from tq.book.sources import source_hash
+from tq.book import paths
+from tq.book.record import figures, results
+from tq.book.record.dependencies import source_hash
 
 finite = st.floats(-1e12, 1e12)
 
@@ -93,12 +93,6 @@ def test_values_come_back_as_they_were(ch: results.Chapter, value: object) -> No
     kept = results.value("demo", "k", profile="quick", fresh=True)
     assert kept == value and type(kept) is type(value)
     assert returned == value and (value is None or isinstance(returned, (bool, str, float)))
-
-
-@given(st.lists(finite, min_size=1, max_size=40))
-def test_quartiles_are_those_of_numpy(samples: list[float]) -> None:
-    expected = np.quantile(np.array(samples), [0.25, 0.5, 0.75])
-    np.testing.assert_allclose(results.quartiles(samples), expected, rtol=1e-12, atol=1e-9 * max(map(abs, samples)))
 
 
 def test_samples_become_median_quartiles_and_count(ch: results.Chapter, root: Path) -> None:
@@ -223,10 +217,20 @@ def test_doors(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_away_from_a_tree_the_error_says_what_to_do(tmp_path: Path) -> None:
     # The file name stands for a package that lies outside of any tree, as in site-packages.
-    code = "import tq.book.paths as p; p.__file__ = '/nowhere/tq/book/paths.py'; print('root', p.root())"
+    code = "from pathlib import Path; import tq.book.paths as p; p.PACKAGE = Path('/nowhere'); print('root', p.root())"
     env = h.environment(tmp_path)
     del env["TQ_BOOK_ROOT"]
     inside = h.book(tmp_path / "book", {})
     for folder, expected in ((tmp_path, "no book here"), (inside / "notebooks", f"root {inside}")):
         done = subprocess.run([sys.executable, "-c", code], env=env, cwd=folder, capture_output=True, text=True)
         assert expected in done.stdout + done.stderr
+
+
+def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power cut between the two must not leave the new name with nothing in it."""
+    order: list[str] = []
+    sync, replace = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda fd: (order.append("sync"), sync(fd)))
+    monkeypatch.setattr(os, "replace", lambda a, b: (order.append("name"), replace(a, b)))
+    paths.write_bytes(tmp_path / "x", b"content")
+    assert order == ["sync", "name"] and (tmp_path / "x").read_bytes() == b"content"

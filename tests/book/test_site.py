@@ -13,7 +13,7 @@ from bs4 import BeautifulSoup
 
 from tests.book import helpers as h
 from tests.book import site as s
-from tq.book import clean
+from tq.book.run import clean
 
 MAX_BYTES, MAX_S = 30_000_000, 60.0
 LOADING = {"img": "src", "script": "src", "link": "href", "iframe": "src", "source": "src", "video": "src"}

@@ -2,114 +2,136 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
-import torch
 
-from tq.book import outcomes, paths, tasks
-from tq.book import runs as views
-from tq.train.lossgap import Run, fields, train
+from tq.book import paths
+from tq.book.record import tasks
+from tq.book.run import archive
+from tq.train.experiments.paired_runs import Run, fields, train
 
 SHORT = {"preset": "tiny", "steps": 2, "workers": 2, "batch": 2, "max_bytes": 400_000}
 
 
+def quick(task: dict[str, Any], device: str) -> float:
+    """A task that fails, or loses its process, where it is told to."""
+    if task.get("wait"):
+        deadline = time.monotonic() + 60
+        while not Path(task["wait"]).is_file() and time.monotonic() < deadline:
+            time.sleep(0.01)
+    if task.get("note"):
+        Path(task["note"]).touch()
+    if task.get("killed"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    if task.get("fails"):
+        raise ValueError(f"told to fail: {task['n']}")
+    return task["n"] / 2
+
+
 def test_outcomes_come_in_order_and_only_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    runs = [{**SHORT, "seed": seed} for seed in (1, 0, 1)]
-    first = tasks.outcomes(train, runs, tmp_path, jobs=2)
-    assert len(list(tmp_path.glob("*.pt"))) == 2
-    assert torch.equal(first[0]["losses"], first[2]["losses"]) and first[0]["valid"] != first[1]["valid"]
+    runs = [{"n": n} for n in (1, 0, 1)]
+    assert tasks.outcomes(quick, runs, tmp_path, jobs=2) == [0.5, 0.0, 0.5]
+    assert len(list(tmp_path.iterdir())) == 2
 
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("computed again")
 
-    monkeypatch.setattr(tasks, "ProcessPoolExecutor", refuse)
-    again = tasks.outcomes(train, runs, tmp_path)
-    assert [a["valid"] for a in again] == [a["valid"] for a in first]
+    monkeypatch.setattr(tasks, "_compute", refuse)
+    assert tasks.outcomes(quick, runs, tmp_path, jobs=1) == [0.5, 0.0, 0.5]
     monkeypatch.setattr(tasks, "module_hash", lambda *_: "other sources")
-    with pytest.raises(AssertionError, match="computed again"):
-        tasks.outcomes(train, runs, tmp_path)
+    with pytest.raises(tasks.TasksFailed, match="computed again"):
+        tasks.outcomes(quick, runs, tmp_path, jobs=1)
 
 
-def test_outcomes_of_an_earlier_commit_count_after_a_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    runs = [{**SHORT, "seed": seed} for seed in range(3)]
-    with monkeypatch.context() as patched:
-        patched.setattr(tasks, "module_hash", lambda *_: "former sources")
-        former = tasks.outcomes(train, runs, tmp_path, jobs=1)
-    monkeypatch.setattr(tasks, "_sources_at", lambda *_: "former sources")
-    spoilt = next(path for path in tmp_path.glob("*.pt") if torch.load(path)["valid"] == former[0]["valid"])
-    good = spoilt.read_bytes()
-    torch.save({**former[0], "valid": former[0]["valid"] + 1e-12}, spoilt)
-    with pytest.raises(RuntimeError, match='another outcome than that of 0123456789: .*"seed": 0'):
-        tasks.keep(train, runs, tmp_path, "0123456789abcdef", jobs=1)
-    assert not tasks.kept(train, runs, tmp_path, "cpu") and len(list(tmp_path.glob("*.pt"))) == 4
-    spoilt.write_bytes(good)
-    (tmp_path / f"{tasks._key(train, runs[0], 'cpu')}.pt").unlink()
-    tasks.keep(train, runs, tmp_path, "0123456789abcdef", jobs=1)
-    assert tasks.kept(train, runs, tmp_path, "cpu") == [{"commit": "0123456789abcdef", "anew": 1, "of": 3}] * 2
-    monkeypatch.setattr(tasks, "_compute", None)
-    again = tasks.outcomes(train, runs, tmp_path, jobs=1)
-    assert [a["valid"] for a in again] == [a["valid"] for a in former]
+def test_an_outcome_tells_what_it_is_of(tmp_path: Path) -> None:
+    task = {**SHORT, "seed": 3}
+    tasks.outcomes(train, [task], tmp_path, jobs=1)
+    kept = tasks.read(tasks.files(train, [task], tmp_path, "cpu")[0])
+    assert tasks.named(kept["function"]) is train and kept["task"] == task and kept["value"]["valid"] > 0
+    assert kept["device_name"] == tasks.device_name("cpu")
+    assert kept["sources"] == tasks.module_hash(train.__module__, "cpu")
+
+
+def test_a_failing_task_keeps_what_is_done_and_cancels_the_rest(tmp_path: Path) -> None:
+    """The first task fails once the second runs: the second is kept, those that had not begun never begin."""
+    began, failed = tmp_path / "began", tmp_path / "failed"
+    first = {"n": 0, "fails": 1, "wait": str(began), "note": str(failed)}
+    second = {"n": 1, "note": str(began)}
+    third = {"n": 2, "wait": str(failed)}  # runs when the first fails, and is kept
+    later = [{"n": n, "note": str(tmp_path / f"later-{n}")} for n in range(10, 30)]
+    folder = tmp_path / "kept"
+    with pytest.raises(tasks.TasksFailed, match=r"1 of 23 tasks failed(?s:.)*told to fail: 0"):
+        tasks.outcomes(quick, [first, second, third, *later], folder, jobs=2)
+    kept = [path.is_file() for path in tasks.files(quick, [second, third], folder, "cpu")]
+    assert kept == [True, True]
+    assert len(list(tmp_path.glob("later-*"))) <= 3  # those that the pool had handed out before
+    assert not list(folder.glob("*.running"))
+
+
+def test_all_that_failed_are_named(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    both = [{"n": 1, "fails": 1, "note": str(gate)}, {"n": 2, "fails": 1, "wait": str(gate)}]
+    with pytest.raises(tasks.TasksFailed) as failed:
+        tasks.outcomes(quick, both, tmp_path / "kept", jobs=2)
+    assert "2 of 2 tasks failed" in str(failed.value)
+    assert "told to fail: 1" in str(failed.value) and "told to fail: 2" in str(failed.value)
+
+
+def test_a_killed_worker_keeps_what_is_done(tmp_path: Path) -> None:
+    done = tmp_path / "done"
+    good, bad = {"n": 1, "note": str(done)}, {"n": 7, "killed": 1, "wait": str(tmp_path / "kept" / "x")}
+    folder = tmp_path / "kept"
+    bad["wait"] = str(tasks.files(quick, [good], folder, "cpu")[0])
+    with pytest.raises(tasks.TasksFailed, match=r'"n": 7(?s:.)*killed.*out of memory') as failed:
+        tasks.outcomes(quick, [good, bad, *({"n": n} for n in range(20, 24))], folder, jobs=2)
+    assert tasks.files(quick, [good], folder, "cpu")[0].is_file() and '"n": 1}' not in str(failed.value)
+    assert not list(folder.glob("*.running"))
+
+
+def test_one_failing_task_in_this_process_keeps_the_others(tmp_path: Path) -> None:
+    with pytest.raises(tasks.TasksFailed, match="told to fail: 3"):
+        tasks.outcomes(quick, [{"n": 1}, {"n": 3, "fails": 1}], tmp_path, jobs=1)
+    assert len(list(tmp_path.glob("*.pt"))) == 1
 
 
 def test_outcomes_travel_as_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "notebooks").mkdir()
     (tmp_path / "_toc.yml").touch()
-    key = tasks.module_hash("tq.train.lossgap")
+    key = tasks.module_hash(quick.__module__)
     monkeypatch.setattr(tasks, "module_hash", lambda *_: key)  # of the real tree
     monkeypatch.setenv("TQ_BOOK_ROOT", str(tmp_path))
     view = "chapter", "cpu", "quick"
     with pytest.raises(ValueError, match="no finished runs in"):
-        outcomes.pack(*view)
-    task = [{**SHORT, "seed": 0}]
-    made = tasks.outcomes(train, task, views.tasks(*view), jobs=1)
-    assert outcomes.pack(*view) == 1 and outcomes.unpack(*view) == (1, 0)
-    first = outcomes.archive(*view).read_bytes()
+        archive.pack(*view)
+    both = [{"n": 1}, {"n": 2}]
+    tasks.outcomes(quick, both, paths.tasks(*view), jobs=1)
+    assert archive.pack(*view) == 2 and archive.unpack(*view) == (2, 0)
+    first = archive.place(*view).read_bytes()
     shutil.rmtree(paths.build())
-    assert outcomes.unpack(*view) == (1, 1)
+    assert archive.unpack(*view) == (2, 2)
     monkeypatch.setattr(tasks, "_compute", None)
-    assert tasks.outcomes(train, task, views.tasks(*view), jobs=1)[0]["valid"] == made[0]["valid"]
-    outcomes.pack(*view)
-    assert outcomes.archive(*view).read_bytes() == first
-    outcomes.archive(*view).write_bytes(first[:100])
+    assert tasks.outcomes(quick, both, paths.tasks(*view), jobs=1) == [0.5, 1.0]
+    archive.pack(*view)
+    assert archive.place(*view).read_bytes() == first
+    one = tasks.files(quick, both, paths.tasks(*view), "cpu")[0].name
+    assert archive.pack(*view, names=[one]) == 1 and archive.unpack(*view) == (1, 0)
+    archive.place(*view).write_bytes(first[:100])
     with pytest.raises(ValueError, match="no archive of finished runs"):
-        outcomes.unpack(*view)
-    with tarfile.open(outcomes.archive(*view), "w:xz") as packed:
+        archive.unpack(*view)
+    with tarfile.open(archive.place(*view), "w:xz") as packed:
         packed.add(__file__, "../test.pt")
     with pytest.raises(ValueError, match="holds '../test.pt', which is no finished run"):
-        outcomes.unpack(*view)
-
-
-def test_the_sources_of_a_commit_are_those_of_its_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for folder in ("tq", "kernels", "notebooks"):
-        (tmp_path / folder).mkdir()
-    (tmp_path / "_toc.yml").write_text("")
-    (tmp_path / "tq" / "__init__.py").write_text("")
-    (tmp_path / "tq" / "model.py").write_text("from tq import layer\n")
-    (tmp_path / "tq" / "layer.py").write_text("FACTOR = 1\n")
-    (tmp_path / "kernels" / "cpu.py").write_text("")
-    git = ["git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=e@example.org"]
-    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
-        subprocess.run([*git, *command], check=True)
-    monkeypatch.setenv("TQ_BOOK_ROOT", str(tmp_path))
-    first = tasks.module_hash("tq.model")
-    (tmp_path / "tq" / "layer.py").write_text("FACTOR = 2\n")
-    assert tasks.module_hash("tq.model") != first
-    assert tasks._sources_at("HEAD", "tq.model", "cpu") == first
-    with pytest.raises(ValueError, match="commit='nowhere'"):
-        tasks._sources_at("nowhere", "tq.model", "cpu")
-
-
-def test_a_failing_task_keeps_the_others(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="must divide batch=2"):
-        tasks.outcomes(train, [SHORT, {**SHORT, "workers": 3}], tmp_path, jobs=1)
-    assert len(list(tmp_path.glob("*.pt"))) == 1
+        archive.unpack(*view)
 
 
 def test_a_run_is_its_differing_fields() -> None:
@@ -123,7 +145,8 @@ def test_workers_end_with_the_process_that_started_them(tmp_path: Path, after: f
     script = tmp_path / "run.py"
     long = {**SHORT, "steps": 100_000}
     script.write_text(
-        "from pathlib import Path\nfrom tq.book import tasks\nfrom tq.train.lossgap import train\n"
+        "from pathlib import Path\nfrom tq.book.record import tasks\n"
+        "from tq.train.experiments.paired_runs import train\n"
         f"if __name__ == '__main__':\n    runs = [{long!r}, {{**{long!r}, 'seed': 1}}]\n"
         f"    tasks.outcomes(train, runs, Path({str(tmp_path)!r}), jobs=2)\n"
     )

@@ -12,6 +12,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 pytest.importorskip("sphinx")  # of [book]; CI does not allow this skip
 
+from tests.book import helpers as h  # noqa: E402
+
 
 @pytest.fixture(scope="module")
 def tqbook() -> ModuleType:
@@ -130,9 +132,7 @@ def test_page(tqbook: ModuleType, tmp_path: Path, monkeypatch: Any) -> None:
     # An incremental build sees a new number, because the page depends on the file.
     changed = {**RESULTS, "mse/b4": {**RESULTS["mse/b4"], "value": 0.5}}
     write(tmp_path, "data/results", "cpu", "quick", changed)
-    import os
-
-    os.utime(path, (path.stat().st_atime, path.stat().st_mtime + 10))
+    h.touch(path, later_s=10)
     html, warnings = build(tqbook, tmp_path, page, monkeypatch)
     assert ">0.5000</span>" in html and warnings == ""
 
@@ -161,7 +161,7 @@ def test_what_is_missing_is_a_warning(
 @pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")
 def test_a_stale_number_is_marked(tqbook: ModuleType, tmp_path: Path, monkeypatch: Any) -> None:
     from tests.book import helpers as h
-    from tq.book.sources import source_hash
+    from tq.book.record.dependencies import source_hash
 
     h.book(tmp_path, {"demo": h.notebook("1", name="demo")})
     path = write(tmp_path, "data/results", "cpu", "quick", RESULTS)
@@ -172,8 +172,6 @@ def test_a_stale_number_is_marked(tqbook: ModuleType, tmp_path: Path, monkeypatc
     monkeypatch.setenv("TQ_BOOK_ROOT", str(tmp_path))
     data = json.loads(path.read_text()) | {"source_hash": source_hash(tmp_path / "notebooks/demo.ipynb")}
     path.write_text(json.dumps(data))
-    import os
-
-    os.utime(path, (path.stat().st_atime, path.stat().st_mtime + 10))
+    h.touch(path, later_s=10)
     html, _ = build(tqbook, tmp_path, page, monkeypatch)
     assert 'class="tq-val"' in html and "stale" not in html

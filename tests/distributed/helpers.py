@@ -1,31 +1,44 @@
-"""Functions on the ranks of a process group of real processes, over loopback."""
+"""Functions on the ranks of a process group of real processes, over loopback.
+
+Ranks are forked from a server that has imported everything (``preload``): a rank starts in milliseconds, and what the
+test process did, threads above all, is not in it.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from functools import cache
+from multiprocessing import forkserver, get_context
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
-from tq import Codec
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @cache
-def _compiled() -> None:
-    """On a new machine every kernel is compiled once. Ranks would do that side by side, while the others' time runs."""
-    for bits, dtypes in ((4, (torch.float32, torch.bfloat16, torch.float16)), (2, ()), (3, ()), (8, (torch.float16,))):
-        for dtype in (torch.float32, *dtypes):
-            Codec(bits).decode(Codec(bits).encode(torch.ones(128, dtype=dtype)))
+def _server() -> ForkServerContext:
+    context = get_context("forkserver")
+    context.set_forkserver_preload(["tests.distributed.preload"])
+    with contextlib.chdir(ROOT):  # where it looks for modules
+        forkserver.ensure_running()
+    return context
 
 
-def _rank(rank: int, ranks: int, folder: str, function: Callable[..., Any], timeout_s: float, arguments: Any) -> None:
-    torch.set_num_threads(1)
+def _rank(
+    rank: int, ranks: int, folder: str, environment: dict[str, str], function: Callable[..., Any], timeout_s: float,
+    arguments: Any,
+) -> None:  # fmt: skip
+    os.environ.clear()
+    os.environ.update(environment)  # as it is now, not when the server started
     store = dist.FileStore(f"{folder}/store", ranks)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=timeout_s))
     try:
@@ -42,12 +55,18 @@ def outcomes(
     ranks: int, folder: Path, function: Callable[..., Any], *arguments: Any, timeout_s: float = 60
 ) -> list[dict[str, Any]]:
     """What ``function(rank, ranks, *arguments)`` gave on each rank: {"value": ...}, {"error": text}, {} if it died."""
-    _compiled()
     folder.mkdir(parents=True, exist_ok=True)
-    context = mp.spawn(_rank, (ranks, str(folder), function, timeout_s, arguments), ranks, join=False)
-    for process in context.processes:
-        process.join(timeout_s + 60)
-        assert process.exitcode is not None, "a rank hangs"
+    given = ranks, str(folder), dict(os.environ), function, timeout_s, arguments
+    processes = [_server().Process(target=_rank, args=(rank, *given), daemon=True) for rank in range(ranks)]
+    for process in processes:
+        process.start()  # the first one waits for the server
+    deadline = time.monotonic() + timeout_s + 60
+    for process in processes:
+        process.join(max(0.0, deadline - time.monotonic()))
+    hanging = [rank for rank, process in enumerate(processes) if process.exitcode is None]
+    for rank in hanging:
+        processes[rank].kill()
+    assert not hanging, f"ranks {hanging} hang"
     files = [folder / f"{rank}.pt" for rank in range(ranks)]
     return [torch.load(file, weights_only=True) if file.is_file() else {} for file in files]
 

@@ -1,19 +1,26 @@
-"""A real process group gives the bits of the simulated one, for every rule, and errors reach every rank."""
+"""A real process group gives the bits of the simulated one, for every scheme, and errors reach every rank."""
 
 from __future__ import annotations
 
+import traceback
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
+from tests.distributed.helpers import values
+from tq.train.comm import pipeline
 from tq.train.optim import TurboQuantAdamW, simulate_ranks, step_together
-from tq.train.rules import RULES, rival
+from tq.train.schemes import SCHEMES, rival
 
-NAMES = [*(name for name in RULES if name != "local"), "bf16", "powersgd", "top-k"]
+PACKAGE = Path(pipeline.__file__).parents[2]  # tq
+NAMES = [*(name for name in SCHEMES if name != "local"), "bf16", "powersgd", "top-k"]
 AMOUNT = {"powersgd": 2, "top-k": 0.1, "bf16": 0}
 
 
@@ -23,8 +30,8 @@ def model() -> nn.Module:
 
 
 def optimizer_of(name: str, of: nn.Module) -> TurboQuantAdamW:
-    rule = name if name in RULES else rival(name, AMOUNT[name])
-    return TurboQuantAdamW(of.parameters(), lr=1e-2, variant=rule, warmup=1, v_every=2, max_norm=1.0)
+    scheme = name if name in SCHEMES else rival(name, AMOUNT[name])
+    return TurboQuantAdamW(of.parameters(), lr=1e-2, variant=scheme, warmup=1, v_every=2, max_norm=1.0)
 
 
 def backward(of: nn.Module, step: int, rank: int) -> None:
@@ -33,10 +40,8 @@ def backward(of: nn.Module, step: int, rank: int) -> None:
     of(x).square().mean().backward()
 
 
-def worker(rank: int, ranks: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", ranks), rank=rank, world_size=ranks)
-    found = {}
+def worker(rank: int, ranks: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
     for name in NAMES:
         mine = model()
         optimizer = optimizer_of(name, mine)
@@ -51,14 +56,12 @@ def worker(rank: int, ranks: int, folder: str) -> None:
         optimizer.step()
     except FloatingPointError as error:
         found["error"] = str(error)
-    torch.save(found, f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
+    return found
 
 
 @pytest.mark.parametrize("ranks", (1, 2, 3))
 def test_a_process_group_gives_the_bits_of_the_simulation(ranks: int, tmp_path: Path) -> None:
-    mp.spawn(worker, (ranks, str(tmp_path)), ranks)
-    found = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(ranks)]
+    found = values(ranks, tmp_path, worker)
     for name in NAMES:
         replicas = [model() for _ in range(ranks)]
         optimizers = [optimizer_of(name, replica) for replica in replicas]
@@ -74,3 +77,109 @@ def test_a_process_group_gives_the_bits_of_the_simulation(ranks: int, tmp_path: 
     for rank in range(ranks):
         expected = "the gradient of parameter 0" if rank == ranks - 1 else "another rank's gradient"
         assert expected in found[rank]["error"]
+
+
+def scaled(rank: int, ranks: int, shared: bool) -> dict[str, Any]:
+    """Three steps, in the second of which the gradient of the last rank overflows."""
+    mine = model()
+    optimizer = optimizer_of("gradient", mine)
+    scaler = (ShardedGradScaler if shared else torch.amp.GradScaler)("cpu", init_scale=8.0)
+    for step in range(3):
+        mine.zero_grad()
+        x = torch.randn(8, 40, generator=torch.Generator().manual_seed(100 * step + rank))
+        scaler.scale(mine(x).square().mean()).backward()
+        if step == 1 and rank == ranks - 1:
+            mine[0].weight.grad[0, 0] = float("inf")
+        if shared:
+            scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+    weights = [p.detach().clone() for p in mine.parameters()]
+    return {"scale": scaler.get_scale(), "steps": optimizer.steps_done, "weights": weights}
+
+
+def test_ranks_under_a_grad_scaler_skip_together_and_scales_may_agree(tmp_path: Path) -> None:
+    own, shared = (values(2, tmp_path / str(kind), scaled, kind) for kind in (False, True))
+    assert [found["scale"] for found in own] == [8.0, 4.0]  # each divides by its own: powers of two, so exactly
+    assert [found["scale"] for found in shared] == [4.0, 4.0]
+    for found in (*own, *shared):
+        assert found["steps"] == 2
+        assert all(torch.equal(p, q) for p, q in zip(found["weights"], own[0]["weights"], strict=True))
+
+
+def walks(rank: int, ranks: int) -> dict[str, Any]:
+    """Of every scheme: frames of tq between a call of ``step`` and what sends or receives."""
+    deepest: dict[str, Any] = {}
+    calls: Counter[str] = Counter()
+
+    def counted(name: str) -> Callable[..., Any]:
+        call = getattr(dist, name)
+
+        def counting(*args: Any, **options: Any) -> Any:
+            stack = traceback.extract_stack()
+            names = [frame.name for frame in stack if Path(frame.filename).is_relative_to(PACKAGE)]
+            calls[name] += 1
+            if len(names) > len(deepest.get(scheme, ())):
+                deepest[scheme] = names
+            return call(*args, **options)
+
+        return counting
+
+    for name in ("isend", "irecv", "all_reduce"):
+        setattr(dist, name, counted(name))
+    for scheme in NAMES:
+        mine = model()
+        optimizer = optimizer_of(scheme, mine)
+        for step in range(2):
+            backward(mine, step, rank)
+            optimizer.step()
+    return {"deepest": deepest, "calls": dict(calls)}
+
+
+def test_from_the_step_to_the_wire_it_is_eight_frames(tmp_path: Path) -> None:
+    for found in values(2, tmp_path, walks):
+        assert set(found["calls"]) == {"isend", "irecv", "all_reduce"} and set(found["deepest"]) == set(NAMES)
+        for scheme, names in found["deepest"].items():
+            assert names[0] == "step" and len(names) <= 8, (scheme, names)
+
+
+def order(rank: int, ranks: int) -> dict[str, list[str]]:
+    """What becomes of four buckets in a step, in the order in which it happens."""
+    happened: list[str] = []
+    numbers: dict[int, int] = {}
+
+    def noted(name: str) -> Callable[..., Any]:
+        call = getattr(pipeline._Piece, name)
+
+        def noting(piece: Any, *args: Any) -> Any:
+            number = numbers.setdefault(id(piece), len(numbers))
+            happened.append(f"{name} {number}")
+            return call(piece, *args)
+
+        return noting
+
+    for name in ("send", "average", "receive"):
+        setattr(pipeline._Piece, name, noted(name))
+    found = {}
+    for scheme in ("gradient", "momentum-ef"):
+        mine = nn.Sequential(*(nn.Linear(40, 40, bias=False) for _ in range(4)))
+        optimizer = TurboQuantAdamW(mine.parameters(), variant=scheme, bucket_elements=1)
+        backward(mine, 0, rank)
+        happened.clear()
+        numbers.clear()
+        optimizer.step()
+        found[scheme] = list(happened)
+    return found
+
+
+def test_a_bucket_is_encoded_while_another_travels(tmp_path: Path) -> None:
+    expected = [
+        "send 0",
+        *("send 1", "average 0"),
+        *("send 2", "average 1", "receive 0"),
+        *("send 3", "average 2", "receive 1"),
+        *("average 3", "receive 2"),
+        "receive 3",
+    ]
+    for found in values(2, tmp_path, order):
+        assert found == {"gradient": expected, "momentum-ef": expected}

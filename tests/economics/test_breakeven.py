@@ -8,7 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tq.economics import breakeven as be
-from tq.systems import network
+from tq.systems import collectives
 
 shares = st.floats(0, 0.99)
 ratios = st.floats(1, 100)
@@ -104,8 +104,8 @@ def test_the_share_of_a_step_follows_the_link(step: be.Step, link: float, refere
 
 def test_wire_bytes_are_those_of_the_ring() -> None:
     step = be.Step(1.0, 1e9, 32, 16)
-    assert step.wire_bytes == pytest.approx(network.ring_bytes(1e9, 32, 2.0))
-    assert step.exchange_s(100) == pytest.approx(network.ring_s(1e9, 32, network.Link.mbit(1e5), 2.0))
+    assert step.wire_bytes == pytest.approx(collectives.ring_bytes(1e9, 32, 2.0))
+    assert step.exchange_s(100) == pytest.approx(collectives.ring_s(1e9, 32, collectives.Link.mbit(1e5), 2.0))
 
 
 @given(st.integers(1, 4096), st.integers(1, 8), st.floats(1e8, 1e12), st.floats(1e5, 1e8), st.floats(10, 1000))

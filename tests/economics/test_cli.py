@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import io
 import json
 import os
@@ -15,7 +16,7 @@ import pytest
 
 from tq.economics import calculator, prices
 from tq.economics.__main__ import EXAMPLES, main
-from tq.economics.console import progress
+from tq.economics.terminal import progress
 from tq.systems import tables
 
 DAY = ["--as-of", prices.load().newest.isoformat()]
@@ -181,6 +182,48 @@ def test_prices_listed_checked_and_taken_in(capsys: pytest.CaptureFixture[str], 
     assert "row 2: usd_per_gpu_hour" in capsys.readouterr().out
 
 
+NEWEST = prices.load().newest
+OLD = "cost --model llama2-7b --dp 8 --tokens 1e9 --samples 100"
+
+
+@pytest.mark.parametrize("days", [0, 300, 3 * 365])
+@pytest.mark.parametrize(
+    "line", [OLD, "pareto --model gpt2-124m --tokens 1e9 --gpus 8 --batch 8", "prices", "prices --storage"]
+)
+def test_whatever_the_clock_says_prices_answer_with_their_days(
+    capsys: pytest.CaptureFixture[str], line: str, days: int
+) -> None:
+    today = NEWEST + datetime.timedelta(days)
+    assert main(line.split(), today=today) == 0
+    text = capsys.readouterr()
+    assert main([*line.split(), "--json"], today=today) == 0
+    found, again = json.loads(capsys.readouterr().out), text.err
+    oldest, newest = found["price_dates"]["oldest"], found["price_dates"]["newest"]
+    assert oldest <= newest <= today.isoformat()
+    shown = newest if oldest == newest else f"{oldest} to {newest}"
+    assert text.out.splitlines()[0].endswith(f"prices of {shown}")
+    if days > prices.MAX_AGE_DAYS:
+        assert all("warning: " in row and "stale" in row for row in again.splitlines()) and again.count("\n") >= 1
+        assert f"the newest is of {newest}" in again
+    else:
+        assert again == ""
+
+
+def test_an_old_day_that_is_asked_for_is_no_other_than_the_clock_s(capsys: pytest.CaptureFixture[str]) -> None:
+    later = NEWEST + datetime.timedelta(400)
+    assert main(OLD.split(), today=later) == 0
+    clock = capsys.readouterr()
+    assert main([*OLD.split(), "--as-of", later.isoformat()]) == 0
+    assert capsys.readouterr() == clock
+
+
+def test_a_price_that_is_given_has_no_day(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ask(capsys, *OLD.split(), "--price", "2")["price_dates"] is None
+    assert main([*OLD.split(), "--price", "2"], today=NEWEST + datetime.timedelta(4000)) == 0
+    said = capsys.readouterr()
+    assert said.out.splitlines()[0].endswith("at a given price") and said.err == ""
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [
@@ -209,8 +252,8 @@ def test_prices_listed_checked_and_taken_in(capsys: pytest.CaptureFixture[str], 
         ("pareto --model gpt2-1.5b --tokens 1e9 --provider nosuch", "provider='nosuch'"),
         ("prices --provider nosuch", "provider='nosuch'"),
         ("prices --storage --provider nosuch", "provider='nosuch'"),
-        ("prices --as-of 2035-01-01", "stale"),
-        ("prices --storage --as-of 2035-01-01", "stale"),
+        ("prices --as-of 2001-01-01", "on or before 2001-01-01"),
+        ("prices --storage --as-of 2001-01-01", "none is dated on or before it"),
         ("prices --max-age-days -1", "--max-age-days: a whole number from 0"),
         ("savings --gpus -1", "gpus must be"),
         ("savings --model gpt-9", "name must be one of"),
@@ -226,7 +269,7 @@ def test_prices_listed_checked_and_taken_in(capsys: pytest.CaptureFixture[str], 
         ("cost --model llama2-7b --tokens -1 --price 4", "--tokens: a number above 0"),
         ("cost --model llama2-7b --tokens 1e9 --price -4", "--price: a number above 0"),
         ("cost --model llama2-7b --tokens 1e9 --price nan", "--price: a number above 0"),
-        ("cost --model llama2-7b --tokens 1e9 --as-of 2035-01-01", "stale"),
+        ("cost --model llama2-7b --tokens 1e9 --as-of 2001-01-01", "on or before 2001-01-01"),
         ("cost --model llama2-7b --tokens 1e9 --as-of today", "a day such as"),
         ("cost --model llama2-7b --tokens 1e9 --price 4 --region atlantis", "region='atlantis'"),
         ("cost --model llama2-7b --tokens 1e9 --price 4 --checkpoint-gb-s 0", "--checkpoint-gb-s: a number above 0"),
@@ -234,9 +277,9 @@ def test_prices_listed_checked_and_taken_in(capsys: pytest.CaptureFixture[str], 
         ("breakeven --overhead .5", "--overhead: a number from 1"),
         ("pareto --model megatron-1t --tokens 1e9 --gpus 8 --batch 8 --max-age-days 9999", "no offer fits"),
         ("pareto --model gpt2-1.5b --tokens -1 --gpus 8", "--tokens: a number above 0"),
-        ("pareto --model gpt2-1.5b --tokens 1e9 --gpus 8 --as-of 2035-01-01", "stale"),
+        ("pareto --model gpt2-1.5b --tokens 1e9 --gpus 8 --as-of 2001-01-01", "on or before 2001-01-01"),
         ("prices --gpu h300", "gpu='h300'"),
-        ("prices --gpu h100-80gb --as-of 2035-01-01", "stale"),
+        ("prices --gpu h100-80gb --as-of 2001-01-01", "on or before 2001-01-01"),
         ("prices --prices nowhere.csv", "No such file"),
         ("prices --import nowhere.csv", "No such file"),
         ("", "required: command"),

@@ -1,4 +1,4 @@
-"""Prices: the file keeps its schema, faults are named with their row, stale prices refused, snapshots taken in."""
+"""Prices: the file keeps its schema, faults are named with their row, stale prices say so, snapshots are taken in."""
 
 from __future__ import annotations
 
@@ -78,11 +78,11 @@ def test_other_columns_a_missing_and_an_empty_file(tmp_path: Path) -> None:
     assert "holds no price" in prices.check(file(tmp_path))[0]
 
 
-def test_stale_prices_are_an_error_with_the_way_out(tmp_path: Path) -> None:
+def test_stale_prices_answer_with_a_warning_and_the_way_out(tmp_path: Path) -> None:
     book = prices.load(file(tmp_path, ROW))
     assert book.find("h100-80gb", as_of=DAY + datetime.timedelta(180))[0].usd_per_gpu_hour == 6.88
-    with pytest.raises(prices.StalePrices, match="181 days before 2027-05-09.*--import FILE.*--max-age-days"):
-        book.find("h100-80gb", as_of=DAY + datetime.timedelta(181))
+    with pytest.warns(prices.StalePrices, match="181 days before 2027-05-09.*--import FILE.*--max-age-days"):
+        assert book.find("h100-80gb", as_of=DAY + datetime.timedelta(181))[0].usd_per_gpu_hour == 6.88
     assert book.find("h100-80gb", as_of=DAY + datetime.timedelta(181), max_age_days=181)
 
 
@@ -90,6 +90,11 @@ def test_a_stale_provider_is_left_out_beside_a_fresh_one(tmp_path: Path) -> None
     old = ROW.replace("aws", "azure").replace("2026-11-09", "2025-01-01")
     found = prices.load(file(tmp_path, ROW, old)).find("h100-80gb", as_of=DAY)
     assert [price.provider for price in found] == ["aws"]
+
+
+def test_the_days_of_prices_are_the_first_and_the_last(tmp_path: Path) -> None:
+    later = ROW.replace("aws", "azure").replace("2026-11-09", "2026-12-01")
+    assert prices.days(prices.load(file(tmp_path, ROW, later)).prices) == (DAY, datetime.date(2026, 12, 1))
 
 
 def test_prices_of_the_future_and_replaced_ones_do_not_count(tmp_path: Path) -> None:

@@ -20,8 +20,9 @@ from torch import Tensor
 from tq.quant import reference
 from tq.quant.bits import packed_bytes, unpack
 from tq.quant.codebook import lloyd_max
-from tq.quant.dispatch import multipliers
-from tq.quant.rotation import rotate, signs, unrotate
+from tq.quant.logscale import LogCodec
+from tq.quant.rotation import rotate, signs, step_seed, unrotate
+from tq.quant.scale_search import multipliers, search
 
 FLOAT, BRAIN, HALF = torch.float32, torch.bfloat16, torch.float16
 SENTINEL = 119
@@ -183,18 +184,19 @@ def check(case: Case, device: str) -> None:
     rows, d = x_RD.shape
     blocks, width = rows * -(-d // case.block), packed_bytes(case.bits, case.block)
     levels, thresholds = _tables(case)
+    tried = search(case.search, case.bits, levels.numpy().tobytes(), thresholds.numpy().tobytes())
     same = dict(bits=case.bits, block=case.block, rounds=case.rounds, rotation="hadamard", seed=3, levels_L=levels)
     want, want_scale = torch.empty(blocks, width, dtype=torch.uint8), torch.empty(blocks, dtype=case.scale_dtype)
     reference.encode(
-        x_RD, want, want_scale, scale=case.scale, thresholds=thresholds, multipliers=multipliers(case.search),
-        factor=case.factor, **same,
+        x_RD, want, want_scale, scale=case.scale, thresholds=thresholds, search=tried, factor=case.factor, **same,
     )  # fmt: skip
 
     payload, guard = _guarded((blocks, width), torch.uint8, device)
     scale, scale_guard = _guarded((blocks,), case.scale_dtype, device)
-    tables = [t.to(device) for t in (signs(case.block, case.rounds, 3), levels, thresholds)]
+    tables: dict[str, Any] = dict(signs_RB=signs(case.block, case.rounds, 3).to(device), levels_L=levels.to(device))
     gpu.encode(
-        x_RD.to(device), payload, scale, *tables, multipliers(case.search), case.bits, case.scale, case.factor
+        x_RD.to(device), payload, scale, **tables, thresholds=thresholds.to(device), bits=case.bits, scale=case.scale,
+        search=tried, factor=case.factor,
     )  # fmt: skip
     assert _untouched(guard) and _untouched(scale_guard), "wrote behind the code"
     got, got_scale = payload.cpu(), scale.cpu()
@@ -225,7 +227,7 @@ def check(case: Case, device: str) -> None:
             out, out_guard = _guarded(tuple(x_RD.shape), case.dtype, device)
             if accumulate:
                 out.copy_(start)
-            gpu.decode(code.to(device), s.to(device), out, tables[0], tables[1], case.bits, accumulate)
+            gpu.decode(code.to(device), s.to(device), out, **tables, bits=case.bits, accumulate=accumulate)
             assert _untouched(out_guard), "wrote behind the output"
             y, largest = out.cpu().double(), torch.finfo(case.dtype).max
             exact = _exact(case, index_NB, s, levels).clamp(-largest, largest) + (start.double() if accumulate else 0)
@@ -243,6 +245,41 @@ def check(case: Case, device: str) -> None:
             error, allowed = ((t - true).div(size).norm().item() for t in (mine, theirs))
             assert error <= limit * allowed + 1.0, f"decoding error {error / allowed:.3g} times the reference's"
 
+
+def check_signs(device: str) -> None:
+    """Signs made on the device are those of the reference, for a seed and for a step under it."""
+    from tq.kernels import gpu
+
+    for seed in (0, 3, 2**31 + 5, 2**63 + 11, 2**64 - 1):
+        for block, rounds in ((64, 1), (64, 3), (128, 1), (256, 2), (1024, 3)):
+            assert torch.equal(gpu.signs(block, rounds, seed, device).cpu(), signs(block, rounds, seed)), (seed, block)
+        for step in (0, 1, 2**31 + 7, 2**40 + 3):
+            held = torch.tensor([step], device=device)
+            found = gpu.signs(128, 2, seed, device, held).cpu()
+            assert torch.equal(found, signs(128, 2, step_seed(seed, step))), (seed, step)
+
+
+def check_logscale(device: str) -> None:
+    """The logarithmic codec on the device gives the reference's bits."""
+    codec_of = {(bits, block): LogCodec(bits, block) for bits in (8, 4, 2) for block in (128, 256, 2048)}
+    for (bits, block), codec in codec_of.items():
+        for n in (1, 128, 5000, 128 * 37):
+            v = torch.rand(n, generator=torch.Generator().manual_seed(n)) ** 9
+            v[::7] = 0
+            if n >= 5000 - 264:
+                v[300:500], v[600], v[1000], v[2000], v[3000] = 0.0, torch.inf, -1.0, 1e-40, torch.nan
+            for step in (0, 5, 2**40):
+                want, got = (
+                    codec.encode(v.to(on), step, impl) for on, impl in (("cpu", "reference"), (device, "triton"))
+                )
+                codes, ranges = (x.cpu() for x in got)
+                assert torch.equal(ranges, want[1]), (bits, block, n)
+                assert torch.equal(codes[ranges[:, 1] != 0x7FC0], want[0][ranges[:, 1] != 0x7FC0]), (bits, block, n)
+                a, b = codec.decode(*want, n, "reference"), codec.decode(*got, n, "triton").cpu()
+                assert torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(0), b.nan_to_num(0))
+
+
+EXTRA = {-1: check_signs, -2: check_logscale}
 
 # --- variants to compile --------------------------------------------------------------------------------------
 
@@ -276,10 +313,11 @@ def resources(targets: list[int], count: int | None = None) -> list[dict[str, An
     import triton
 
     from tq.kernels import gpu
+    from tq.lab import sm90
 
     version = [int(part) for part in triton.__version__.split(".")[:2]]
     return [
-        dict(name=variant_name(v), triton=version) | gpu.compile_variant(target=target, **v)
+        dict(name=variant_name(v), triton=version, target=target) | sm90.resources(*gpu.compiled(target=target, **v))
         for target in targets
         for v in VARIANTS[:count]
     ]
@@ -293,7 +331,8 @@ def _main(task: str, *arguments: str) -> None:
     warnings.simplefilter("ignore")  # NumPy's, from the interpreter's arithmetic on zeros and infinities
     for line in sys.stdin:
         try:
-            check(CASES[int(line)], "cpu")
+            number = int(line)
+            check(CASES[number], "cpu") if number >= 0 else EXTRA[number]("cpu")
             answer = None
         except Exception:
             answer = traceback.format_exc()

@@ -24,7 +24,7 @@ _spec.loader.exec_module(gpu_variants)
 
 @pytest.fixture(scope="module")
 def interpret() -> Iterator[Callable[[int], str | None]]:
-    """Runs case number i in the child; None, or the traceback."""
+    """Runs case number i in the child (below 0: of ``EXTRA``); None, or the traceback."""
     environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(SCRIPT.parents[2])}
     command = [sys.executable, str(SCRIPT), "parity"]
     with subprocess.Popen(command, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
@@ -50,10 +50,18 @@ def test_parity_interpreted(interpret: Callable[[int], str | None], i: int) -> N
     assert problem is None, problem
 
 
+@pytest.mark.parametrize("i", gpu_variants.EXTRA, ids=lambda i: gpu_variants.EXTRA[i].__name__)
+def test_the_rest_interpreted(interpret: Callable[[int], str | None], i: int) -> None:
+    problem = interpret(i)
+    assert problem is None, problem
+
+
 @pytest.mark.gpu
 def test_parity_on_a_gpu() -> None:
     if not torch.cuda.is_available():
         pytest.skip("needs a GPU: none here")
+    for also in gpu_variants.EXTRA.values():
+        also("cuda")
     problems = []
     for case in gpu_variants.CASES:
         try:
@@ -69,9 +77,12 @@ def test_cpu_tensors_are_refused() -> None:
     x, payload, scale = torch.ones(1, 128), torch.zeros(1, 64, dtype=torch.uint8), torch.ones(1)
     signs, levels, thresholds = torch.ones(1, 128), torch.arange(16.0), torch.arange(15.0)
     with pytest.raises(RuntimeError, match="CUDA tensors"):
-        gpu.encode(x, payload, scale, signs, levels, thresholds, (1.0,), 4, "mse", 1.0)
+        gpu.encode(
+            x, payload, scale, signs_RB=signs, levels_L=levels, thresholds=thresholds, search=((1.0,), (), ()), bits=4,
+            scale="mse",
+        )  # fmt: skip
     with pytest.raises(RuntimeError, match="CUDA tensors"):
-        gpu.decode(payload, scale, x, signs, levels, 4)
+        gpu.decode(payload, scale, x, signs_RB=signs, levels_L=levels, bits=4)
 
 
 def test_no_cell_holds_two_thresholds() -> None:

@@ -26,7 +26,8 @@ def round_trip(codec, x, impl="auto"):
 X = gaussian(1 << 22, seed=11)
 
 # NMSE at b=4 of scale "paper" / "mse" / search 5 / search 17 as specified, by block. The specification's figures come
-# from samples: they are resolved to about half a percent (its .00914 is .00917 by exact integration).
+# from samples: they are resolved to about half a percent (its .00914 is .00917 by exact integration). Its searches
+# try other multipliers: theirs are bounds.
 TABLE = {
     64: (0.00914, 0.00881, 0.00752, 0.00707),
     128: (0.00931, 0.00915, 0.00816, 0.00784),
@@ -47,7 +48,8 @@ def test_scale_and_search_reach_the_specified_distortion(block):
     settings = (("paper", 1), ("mse", 1), ("mse", 5), ("mse", 17))
     for (scale, search), expected in zip(settings, TABLE[block], strict=True):
         mean, error = block_nmse(Codec(4, block, scale, 1, search), X)
-        assert abs(mean - expected) < 4 * error + 0.005 * expected
+        assert mean - expected < 4 * error + 0.005 * expected
+        assert search > 1 or expected - mean < 4 * error + 0.005 * expected
 
 
 @pytest.mark.parametrize("bits", SIMULATED_UNBIASED_128)

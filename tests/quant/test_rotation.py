@@ -6,7 +6,20 @@ import scipy.linalg
 import scipy.stats
 import torch
 
-from tq.quant.rotation import _normals, derive_seed, haar, hadamard_transform, rotate, signs, unrotate
+from tq.quant.rotation import (
+    STEP,
+    WEIGHTS,
+    _normals,
+    derive_seed,
+    dither,
+    haar,
+    hadamard_transform,
+    philox,
+    rotate,
+    signs,
+    step_seed,
+    unrotate,
+)
 
 
 @pytest.mark.parametrize("block", (64, 128, 256, 512, 1024))
@@ -63,6 +76,47 @@ def test_derived_seeds_are_stable_distinct_and_ordered():
     assert len(seeds) == 8000 and all(0 <= s < 2**64 for s in seeds)
     assert len({derive_seed(0, 1, 2), derive_seed(0, 2, 1), derive_seed(0, 1), derive_seed(0, 1, 2, 0)}) == 4
     assert len({derive_seed(0, "a", ""), derive_seed(0, "", "a"), derive_seed(0, "a"), derive_seed(0, "ab")}) == 4
+
+
+# the generator's published answers (counter, key, words), in hexadecimal
+ANSWERS = (
+    ("00000000 00000000 00000000 00000000", "00000000 00000000", "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
+    ("ffffffff ffffffff ffffffff ffffffff", "ffffffff ffffffff", "408f276d 41c83b0e a20bc7c6 6d5451fd"),
+    ("243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0", "d16cfe09 94fdcceb 5001e420 24126ea1"),
+)
+
+
+@pytest.mark.parametrize("kind", (int, np.array, torch.tensor))
+def test_philox_gives_the_published_answers(kind):
+    for counter, key, expected in ANSWERS:
+        low, high = (int(word, 16) for word in key.split())
+        given = [int(word, 16) for word in counter.split()]
+        words = philox(tuple(given if kind is int else [kind([word]) for word in given]), high << 32 | low)
+        assert [f"{np.asarray(word).item():08x}" for word in words] == expected.split()
+
+
+def test_signs_are_philoxs_bits():
+    seed, block = 0x0123456789ABCDEF, 64
+    for i in range(3 * block):
+        word = philox((i // 128, block, 0, 1), seed)[i % 128 // 32]
+        assert signs(block, 3, seed)[i // block, i % block] == 1 - 2 * (word >> i % 32 & 1)
+
+
+def test_seeds_of_steps_are_philoxs_words_and_distinct():
+    low, high, _, _ = philox((5, 7, 0, STEP), 11)
+    assert step_seed(11, 7 << 32 | 5) == high << 32 | low
+    assert len({step_seed(seed, step) for seed in range(20) for step in range(500)}) == 10_000
+
+
+def test_dither_is_philoxs_halves_and_uniform():
+    x = dither(9, 128 * 400 + 3)
+    assert x.dtype == torch.int32 and x.shape == (128 * 400 + 3,)
+    for i in (0, 15, 16, 127, 128, 300, 51_202):
+        run, within = divmod(i, 128)
+        word = philox((16 * run + within % 16, 0, 0, 3), 9)[within // 32]
+        assert x[i] == (word >> 16 * (within // 16 % 2) & 0xFFFF)
+    assert scipy.stats.kstest((x.numpy() + 0.5) / 65536, "uniform").pvalue > 1e-3
+    assert not torch.equal(x, dither(9, x.numel(), use=WEIGHTS)) and not torch.equal(x, dither(10, x.numel()))
 
 
 def test_global_generators_are_left_alone():

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tq.systems import Cluster, hardware, tables
-from tq.systems.checks import positive
+from tq.systems.arguments import positive
 
 DATA = tables.folder() / "hardware.csv"
 

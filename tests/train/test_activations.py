@@ -19,8 +19,8 @@ from torch.utils.checkpoint import checkpoint
 
 from tq import Codec
 from tq.train.activations import BITS, EXACT, RECOMPUTE, Report, compress_activations
-from tq.train.gpt import GPT, GPTConfig
 from tq.train.linear import CompressedLinear, replace_linears
+from tq.train.model.gpt import GPT, GPTConfig
 
 BF16 = Codec(scale_dtype=torch.bfloat16)
 CONFIG = GPTConfig(layers=2, hidden=128, heads=4, vocab=256, seq=64)
@@ -242,6 +242,44 @@ def test_error_falls_with_bits_and_eight_are_close(activation: str, ids: Tensor)
             loss = model(ids, ids)[1]
         errors.append(error(gradient(model, loss), exact))
     assert errors == sorted(errors, reverse=True) and errors[-1] < 0.01
+
+
+def test_one_object_counts_the_forward_passes_that_it_coded(ids: Tensor):
+    model, activations, found = model_of(), compress_activations(), []
+    for _ in range(2):
+        with activations as report:
+            loss = model(ids, ids)[1]
+        found.append(gradient(model, loss))
+        assert report.bytes_after < report.bytes_before
+        with activations as report, torch.no_grad():
+            model(ids, ids)
+        assert report.bytes_before == 0
+    assert activations.step == 2
+    resumed = compress_activations(step=1)
+    with resumed:
+        loss = model(ids, ids)[1]
+    assert torch.equal(gradient(model, loss), found[1]) and not torch.equal(found[0], found[1])
+    activations.step = 0
+    with activations:
+        loss = model(ids, ids)[1]
+    assert torch.equal(gradient(model, loss), found[0])
+
+
+def test_one_object_serves_one_context_at_a_time(ids: Tensor):
+    model, activations = model_of(), compress_activations()
+    with activations:
+        with pytest.raises(RuntimeError, match="entered already"), activations:
+            raise AssertionError
+        with compress_activations(bits=2) as inner:
+            model(ids, ids)[1].backward()
+    assert inner.bytes_after and activations.step == 0
+    with pytest.raises(ZeroDivisionError), activations:
+        model(ids, ids)[1].backward()
+        raise ZeroDivisionError
+    assert activations.step == 1
+    with activations as report:
+        model(ids, ids)
+    assert report.bytes_after
 
 
 def test_the_same_step_repeats_its_bits_and_another_does_not(ids: Tensor):

@@ -110,10 +110,10 @@ def test_a_delay_meets_the_new_weights_half_way() -> None:
     found = Simulated(2, codec=None, delay=2, lr=1.0, momentum=0.0)
     found.run(0, 5)
     before = [found.weights(rank) for rank in range(2)]
-    agreed = found.outer[0].fragments[0].asked
+    agreed = found.outer[0].fragments[0].pending
     assert agreed is not None
     found.run(5, 6)
-    assert found.outer[0].fragments[0].asked is None
+    assert found.outer[0].fragments[0].pending is None
     assert not torch.equal(found.weights(0), found.weights(1))
     apart = (found.weights(0) - found.weights(1)).norm()
     assert 0.2 * (before[0] - before[1]).norm() < apart < 0.9 * (before[0] - before[1]).norm()

@@ -7,10 +7,10 @@ command line or another run is under way; 130 interrupted.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 EXAMPLES = """examples:
   python -m tq.book reproduce                              every chapter that is not up to date
@@ -20,6 +20,7 @@ EXAMPLES = """examples:
   python -m tq.book status                                 what is committed, fresh, stale
   python -m tq.book diff                                   fresh results beside the committed ones
   python -m tq.book promote distortion                     commit-ready results and notebook of one chapter
+  python -m tq.book revalidate compressed-adamw            stale results count again if a sample of runs agrees
   python -m tq.book claims --verdict partly                the claims ledger, a line a claim
   python -m tq.book build                                  HTML of the committed book in _build/html
   python -m tq.book bench                                  throughput of the codec on this device
@@ -27,6 +28,128 @@ EXAMPLES = """examples:
 """
 
 VERDICTS = ("reproduced", "partly", "not reproduced", "not checkable", "not measured", "not yet")
+
+
+def _reproduce(given: argparse.Namespace) -> int:
+    from tq.book.run.reproduce import reproduce
+
+    code = reproduce(
+        given.chapters, given.device, given.profile, jobs=given.jobs, force=given.force, minutes=given.minutes
+    )
+    if given.book and code in (0, 1):
+        from tq.book.record.provenance import resolve_device
+        from tq.book.site.build import build_book
+
+        code = max(code, build_book(fresh=True, device=resolve_device(given.device), profile=given.profile))
+    return code
+
+
+def _status(given: argparse.Namespace) -> int:
+    from tq.book.run import compare
+    from tq.book.run.reproduce import select
+
+    select(given.chapters)
+    print(compare.status(given.chapters))
+    return 0
+
+
+def _diff(given: argparse.Namespace) -> int:
+    from tq.book.run import compare
+    from tq.book.run.reproduce import select
+
+    select(given.chapters)
+    rows = compare.diff(given.chapters, given.device, given.profile)
+    compare.write_page(rows)
+    print(compare.as_table(rows, everything=given.all))
+    return 0
+
+
+def _promote(given: argparse.Namespace) -> int:
+    from tq.book.run import compare
+    from tq.book.run.reproduce import select
+    from tq.book.run.stamps import lock
+    from tq.book.site import readme
+
+    select(given.chapters)
+    with lock():
+        rows = compare.promote(given.chapters, given.device, given.profile, given.force)
+    print(compare.as_table(rows))
+    if readme.update():
+        print("README.md: measured table rewritten")
+    print("promoted: " + ", ".join(sorted({f"{row.chapter} ({row.device}, {row.profile})" for row in rows})))
+    return 0
+
+
+def _revalidate(given: argparse.Namespace) -> int:
+    from tq.book.run.reproduce import select
+    from tq.book.run.revalidate import revalidate
+    from tq.book.run.stamps import lock
+
+    code = 0
+    with lock():
+        for chapter in select(given.chapters):
+            holds, said = revalidate(chapter, given.device, given.profile, sample=given.sample)
+            print(f"{chapter}:\n{said}")
+            code = max(code, 0 if holds else 1)
+    return code
+
+
+def _outcomes(given: argparse.Namespace) -> int:
+    from tq.book.run import archive
+    from tq.book.run.reproduce import select
+
+    select([given.chapter])
+    view = given.chapter, given.device, given.profile
+    if given.way == "pack":
+        print(f"{archive.place(*view)}: {archive.pack(*view)} runs")
+    else:
+        print("{} runs, {} of them new here".format(*archive.unpack(*view)))
+    return 0
+
+
+def _build(given: argparse.Namespace) -> int:
+    from tq.book.site.build import build_book
+
+    return build_book(fresh=given.fresh)
+
+
+def _lint(given: argparse.Namespace) -> int:
+    from tq.book import paths
+    from tq.book.site import lint
+
+    values = lint.recorded(paths.root() / "data") + (lint.recorded(paths.build()) if given.fresh else [])
+    found = lint.lint(values)
+    print("\n".join(map(str, found)) or f"no typed result among {len(values)} recorded numbers")
+    return 1 if found else 0
+
+
+def _readme(given: argparse.Namespace) -> int:
+    from tq.book.site import readme
+
+    print("README.md: rewritten" if readme.update() else "README.md: in step")
+    return 0
+
+
+def _bench(given: argparse.Namespace) -> int:
+    from tq.book.run import bench
+
+    bench.run(given.device, given.elements, given.repeats)
+    return 0
+
+
+def _claims(given: argparse.Namespace) -> int:
+    from tq.book.claims import judge
+
+    print(judge.record() if given.record else judge.report(given.verdict, given.seed, given.id, given.json))
+    return 0
+
+
+def _clean(given: argparse.Namespace) -> int:
+    from tq.book.run.clean import clean_file
+
+    for path in given.notebooks:
+        print(f"{path}: {'cleaned' if clean_file(path) else 'is clean'}")
+    return 0
 
 
 def parser() -> argparse.ArgumentParser:
@@ -37,6 +160,14 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = top.add_subparsers(dest="command", required=True, metavar="command")
+    _runs(commands)
+    _kept_runs(commands)
+    _pages(commands)
+    return top
+
+
+def _runs(commands: Any) -> None:
+    """Commands that execute chapters and compare what they found."""
     some = argparse.ArgumentParser(add_help=False)
     some.add_argument("chapters", nargs="*", metavar="CHAPTER", help="name of a chapter; none: all")
     view = argparse.ArgumentParser(add_help=False)
@@ -48,38 +179,60 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--profile", choices=("quick", "full"), default="quick", help="default: quick, minutes on a CPU")
     run.add_argument("--jobs", type=int, default=1, metavar="N", help="chapters at the same time, sharing the cores")
     run.add_argument("--force", action="store_true", help="also chapters that are up to date, from their beginning")
-    run.add_argument(
-        "--keep", metavar="COMMIT",
-        help="runs made by the code of a commit count again, if every tenth of them, computed anew, has the same bits",
-    )  # fmt: skip
     run.add_argument("--minutes", type=float, metavar="N", help="stop after so long; the next run continues")
     run.add_argument("--book", action="store_true", help="then build the HTML of what was executed")
-
-    commands.add_parser("status", parents=[some], help="what is committed, fresh and stale")
+    run.set_defaults(act=_reproduce)
+    status = commands.add_parser("status", parents=[some], help="what is committed, fresh and stale, and why")
+    status.set_defaults(act=_status)
     compared = commands.add_parser("diff", parents=[some, view], help="fresh results beside the committed ones")
     compared.add_argument("--all", action="store_true", help="show what is within noise as well")
+    compared.set_defaults(act=_diff)
     promoted = commands.add_parser(
         "promote", parents=[some, view], help="copy fresh results to data/ and cleaned notebooks to notebooks/"
     )
     promoted.add_argument("--force", action="store_true", help="also what is stale; it stays marked as stale")
-    moved = commands.add_parser("outcomes", help="finished runs of a long chapter, to and from data/outcomes")
-    moved.add_argument(
-        "way", choices=("pack", "unpack"), help="unpack: what this code would make again is taken as made"
-    )
-    moved.add_argument("chapter", metavar="CHAPTER")
-    moved.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
-    moved.add_argument("--profile", choices=("quick", "full"), default="full", help="default: full")
-    built = commands.add_parser("build", help="build the HTML without executing anything")
-    built.add_argument("--fresh", action="store_true", help="from the last runs (device cpu, profile quick)")
-    linted = commands.add_parser("lint", help="find measured numbers that were typed into the prose")
-    linted.add_argument("--fresh", action="store_true", help="against the results of the last runs as well")
-    commands.add_parser("readme", help="rewrite the README's measured table from the recorded results")
+    promoted.set_defaults(act=_promote)
     timed = commands.add_parser("bench", help="time the codec against a copy, its reference and installed peers")
     timed.add_argument(
         "--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: a GPU if there is one"
     )
     timed.add_argument("--elements", type=int, metavar="N", help="of a tensor; default: 2**24 on a CPU, 2**28 on a GPU")
     timed.add_argument("--repeats", type=int, default=7, metavar="N", help="turns that are timed; default: 7")
+    timed.set_defaults(act=_bench)
+
+
+def _kept_runs(commands: Any) -> None:
+    """Commands on the finished runs that long chapters keep."""
+    view = argparse.ArgumentParser(add_help=False)
+    view.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
+    view.add_argument("--profile", choices=("quick", "full"), default="full", help="default: full")
+    again = commands.add_parser(
+        "revalidate", parents=[view],
+        help="stale results count again if a random sample of their kept runs comes out the same today",
+    )  # fmt: skip
+    again.add_argument("chapters", nargs="+", metavar="CHAPTER", help="name of a chapter")
+    again.add_argument("--sample", type=int, default=6, metavar="N", help="runs computed anew; default: 6")
+    again.set_defaults(act=_revalidate)
+    moved = commands.add_parser(
+        "outcomes", parents=[view], help="finished runs of a long chapter, to and from data/outcomes"
+    )
+    moved.add_argument(
+        "way", choices=("pack", "unpack"), help="unpack: what this code would make again is taken as made"
+    )
+    moved.add_argument("chapter", metavar="CHAPTER")
+    moved.set_defaults(act=_outcomes)
+
+
+def _pages(commands: Any) -> None:
+    """Commands on what is read: pages, prose, claims, notebooks."""
+    built = commands.add_parser("build", help="build the HTML without executing anything")
+    built.add_argument("--fresh", action="store_true", help="from the last runs (device cpu, profile quick)")
+    built.set_defaults(act=_build)
+    linted = commands.add_parser("lint", help="find measured numbers that were typed into the prose")
+    linted.add_argument("--fresh", action="store_true", help="against the results of the last runs as well")
+    linted.set_defaults(act=_lint)
+    readme = commands.add_parser("readme", help="rewrite the README's measured table from the recorded results")
+    readme.set_defaults(act=_readme)
     judged = commands.add_parser(
         "claims", help="the verdict of every claim, a line each, and how many of each there are"
     )
@@ -88,97 +241,21 @@ def parser() -> argparse.ArgumentParser:
     judged.add_argument("--id", action="append", default=[], metavar="S0-001", help="only this claim; may be repeated")
     judged.add_argument("--json", action="store_true", help="with evidence, confidence and what would change it")
     judged.add_argument("--record", action="store_true", help="bring data/verdicts.json in step, and say what changed")
+    judged.set_defaults(act=_claims)
     cleaned = commands.add_parser(
         "clean", help="clean executed notebooks in place (nothing is deleted; `make clean` removes what was built)"
     )
     cleaned.add_argument("notebooks", nargs="+", type=Path, metavar="NOTEBOOK")
-    return top
-
-
-def _run(given: argparse.Namespace) -> int:
-    if given.command == "reproduce":
-        from tq.book.provenance import full_commit
-        from tq.book.reproduce import reproduce
-        from tq.book.results import KEEP
-
-        if given.keep:
-            os.environ[KEEP] = full_commit(given.keep)
-        view = given.chapters, given.device, given.profile
-        return reproduce(*view, given.jobs, given.force, given.book, given.minutes)
-    if given.command == "outcomes":
-        from tq.book import outcomes
-        from tq.book.reproduce import select
-
-        select([given.chapter])
-        view = given.chapter, given.device, given.profile
-        if given.way == "pack":
-            print(f"{outcomes.archive(*view)}: {outcomes.pack(*view)} runs")
-        else:
-            print("{} runs, {} of them new here".format(*outcomes.unpack(*view)))
-        return 0
-    if given.command == "build":
-        from tq.book.build import build_book
-
-        return build_book(fresh=given.fresh)
-    if given.command == "lint":
-        from tq.book import lint, paths
-
-        values = lint.recorded(paths.root() / "data") + (lint.recorded(paths.build()) if given.fresh else [])
-        found = lint.lint(values)
-        print("\n".join(map(str, found)) or f"no typed result among {len(values)} recorded numbers")
-        return 1 if found else 0
-    if given.command == "readme":
-        from tq.book import readme
-
-        print("README.md: rewritten" if readme.update() else "README.md: in step")
-        return 0
-    if given.command == "bench":
-        from tq.book import bench
-
-        bench.run(given.device, given.elements, given.repeats)
-        return 0
-    if given.command == "claims":
-        from tq.book import claims
-
-        print(claims.record() if given.record else claims.report(given.verdict, given.seed, given.id, given.json))
-        return 0
-    if given.command == "clean":
-        from tq.book.clean import clean_file
-
-        for path in given.notebooks:
-            print(f"{path}: {'cleaned' if clean_file(path) else 'is clean'}")
-        return 0
-
-    from tq.book import compare
-    from tq.book.reproduce import select
-    from tq.book.runs import lock
-
-    select(given.chapters)
-    if given.command == "status":
-        print(compare.status(given.chapters))
-        return 0
-    if given.command == "diff":
-        rows = compare.diff(given.chapters, given.device, given.profile)
-        compare.write_page(rows)
-        print(compare.as_table(rows, everything=given.all))
-        return 0
-    with lock():
-        rows = compare.promote(given.chapters, given.device, given.profile, given.force)
-    print(compare.as_table(rows))
-    from tq.book import readme
-
-    if readme.update():
-        print("README.md: measured table rewritten")
-    print("promoted: " + ", ".join(sorted({f"{row.chapter} ({row.device}, {row.profile})" for row in rows})))
-    return 0
+    cleaned.set_defaults(act=_clean)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = parser().parse_args(arguments)
-    from tq.book.runs import Busy
+    from tq.book.run.stamps import Busy
 
     try:
-        return _run(given)
+        code: int = given.act(given)
+        return code
     except Busy as busy:
         print(busy, file=sys.stderr)
         return 2
@@ -189,6 +266,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    from tq.economics.console import run
+    from tq.economics.terminal import run
 
     sys.exit(run(main))

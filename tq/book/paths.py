@@ -13,6 +13,7 @@ from typing import Any
 
 DEVICES = ("cpu", "cuda")
 PROFILES = ("quick", "full")
+PACKAGE = Path(__file__).resolve().parents[2]  # the folder that holds `tq`
 
 
 def _is_root(folder: Path) -> bool:
@@ -28,7 +29,7 @@ def root() -> Path:
             raise FileNotFoundError(f"TQ_BOOK_ROOT={override!r} holds no _toc.yml and notebooks/")
         return folder
     here = Path.cwd().resolve()
-    for folder in (Path(__file__).resolve().parents[2], here, *here.parents):
+    for folder in (PACKAGE, here, *here.parents):
         if _is_root(folder):
             return folder
     raise FileNotFoundError(
@@ -50,6 +51,16 @@ def out() -> Path:
 def place(kind: str, device: str, profile: str, name: str, base: Path) -> Path:
     """`<base>/<kind>/<device>/<profile>/<name>`; every device and profile has its own."""
     return base / kind / device / profile / name
+
+
+def pieces(chapter: str, device: str, profile: str) -> Path:
+    """The folder of a chapter's kept pieces."""
+    return place("pieces", device, profile, chapter, build())
+
+
+def tasks(chapter: str, device: str, profile: str) -> Path:
+    """The folder of the outcomes of a chapter's tasks."""
+    return place("tasks", device, profile, chapter, build())
 
 
 def check_view(device: str, profile: str) -> None:
@@ -99,7 +110,10 @@ def write_bytes(path: Path, data: bytes) -> None:
     """Writes in one step: a reader or a kill sees the old file or the new one, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    part.write_bytes(data)
+    with open(part, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())  # or a power cut may leave the new name with nothing in it
     os.replace(part, path)
 
 

@@ -8,17 +8,18 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from datetime import date
 from pathlib import Path
 from typing import NoReturn
 
 from tq.economics import calculator, energy, prices
-from tq.economics.answers import COMMANDS
-from tq.economics.console import run
+from tq.economics.commands import COMMANDS
+from tq.economics.terminal import run
 from tq.systems import hardware
 from tq.systems.efficiency import generations
-from tq.systems.model import PRESETS
+from tq.systems.shape import PRESETS
 
 EXAMPLES = """examples:
   python -m tq.economics savings --model llama2-70b --gpus 256 --gpus-per-replica 8 --link-gbit 100
@@ -30,7 +31,8 @@ EXAMPLES = """examples:
   python -m tq.economics prices --gpu h100-80gb
   python -m tq.economics prices --check new.csv          then: prices --import new.csv
 
-Every command takes --json. Prices are those of data/prices.csv, dated; a stale one is an error (--max-age-days).
+Every command takes --json. Prices are those of data/prices.csv; the answer names their days, and stale ones come with a
+warning (--max-age-days).
 """
 
 
@@ -127,6 +129,95 @@ def _price_options(command: argparse.ArgumentParser) -> None:
     )
 
 
+def _savings_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--model", metavar="NAME", help="its number of parameters replaces --parameters-b")
+    command.add_argument("--baseline", choices=("bf16", "fp32"), help="replaces --base-bits")
+    for field in calculator.FIELDS["savings"]:
+        what = f"{field.label}{f', {field.unit}' if field.unit else ''}; default: {field.default:g}".replace("%", "%%")
+        command.add_argument(f"--{field.name.replace('_', '-')}", type=float, metavar="X", help=what)
+
+
+def _memory_options(command: argparse.ArgumentParser) -> None:
+    _shape_options(command)
+    _layout_options(command)
+    command.add_argument("--gpu", default="h100-80gb", help="default: h100-80gb")
+    command.add_argument("--reserve-gib", type=_number(0, 1e6), default=6.0, metavar="X", help="kept free; default: 6")
+    command.add_argument("--activation-bits", type=int, metavar="N", help="also with activations in so many bits")
+    command.add_argument("--state-bits", type=int, metavar="N", help="also with both moments in so many bits")
+
+
+def _cost_options(command: argparse.ArgumentParser) -> None:
+    _shape_options(command)
+    _layout_options(command)
+    _price_options(command)
+    command.add_argument("--gpu", default="h100-80gb", help="default: h100-80gb")
+    what = f"one of {', '.join(hardware.tiers())}; default: what --provider states, else the GPU's own"
+    command.add_argument("--network", metavar="TIER", help=what)
+    command.add_argument("--tokens", type=TOKENS, required=True, metavar="X")
+    command.add_argument("--price", type=MONEY, metavar="USD", help="an hour and GPU, in place of --prices")
+    command.add_argument("--gradient-bits", type=int, metavar="N", help="also with gradients in so many bits")
+    command.add_argument("--region", default="us", help=f"one of {', '.join(energy.regions())}; default: us")
+    what = "count failures, at this speed of checkpoints"
+    command.add_argument("--checkpoint-gb-s", type=RATE, metavar="X", help=what)
+    samples, what = _count(2, 1_000_000), "of the Monte-Carlo; default: 10000"
+    command.add_argument("--samples", type=samples, default=10_000, metavar="N", help=what)
+    command.add_argument("--seed", type=_count(0, 2**32), default=0, metavar="N")
+
+
+def _breakeven_options(command: argparse.ArgumentParser) -> None:
+    shares = [0.04, 0.1, 0.2, 0.3, 0.55]
+    what = "exposed data-parallel communication over the step, with bf16 on the reference link"
+    command.add_argument("--share", type=_number(0, 0.999), nargs="+", default=shares, metavar="F", help=what)
+    command.add_argument("--link", type=RATE, nargs="+", default=[400.0, 100.0, 25.0], metavar="GBIT")
+    overheads = [1.0, 1.05, 1.2, 2.0]
+    command.add_argument("--overhead", type=_number(1, 1e6), nargs="+", default=overheads, metavar="K")
+    command.add_argument("--reference", type=RATE, default=400.0, metavar="GBIT", help="default: 400")
+    command.add_argument("--baseline", choices=("bf16", "fp32"), default="bf16", help="default: bf16")
+    command.add_argument("--bits", type=_count(1, 32), default=4, metavar="N", help="default: 4")
+    command.add_argument("--block", type=SIZE, default=128, metavar="N", help="default: 128")
+
+
+def _pareto_options(command: argparse.ArgumentParser) -> None:
+    _shape_options(command)
+    _price_options(command)
+    command.add_argument("--tokens", type=TOKENS, required=True, metavar="X")
+    command.add_argument("--batch", type=SIZE, default=1024, metavar="N", help="sequences a step; default: 1024")
+    command.add_argument("--software", choices=generations(), default="megatron-core", help="default: megatron-core")
+    sizes, what = [64, 128, 256, 512], "sizes of the cluster; default: 64 128 256 512"
+    command.add_argument("--gpus", type=_count(1, 10**6), nargs="+", default=sizes, metavar="N", help=what)
+    what = "only offers whose source states their network; default: else the GPU's usual port is assumed"
+    command.add_argument("--stated-network", action="store_true", help=what)
+    command.add_argument("--all", action="store_true", help="also the offers that are beaten")
+
+
+def _prices_options(command: argparse.ArgumentParser) -> None:
+    _price_options(command)
+    command.add_argument("--gpu", help="only this GPU; default: all")
+    command.add_argument("--storage", action="store_true", help="prices of storage instead")
+    command.add_argument("--check", type=Path, metavar="FILE", help="say what is wrong with a snapshot")
+    what = "add its rows to the file of prices"
+    command.add_argument("--import", dest="take_in", type=Path, metavar="FILE", help=what)
+
+
+#: What each command is for, what it leaves out, and its options.
+OPTIONS: dict[str, tuple[str, str | None, Callable[[argparse.ArgumentParser], None]]] = {
+    "savings": (
+        "step time, cost and saving with compressed gradients",
+        "The first calculator of the book's page: data-parallel traffic alone, on one flat network.",
+        _savings_options,
+    ),
+    "memory": ("memory of a GPU by part, and the largest micro-batch", None, _memory_options),
+    "cost": ("hours, dollars, electricity and carbon of a run", None, _cost_options),
+    "breakeven": ("savings over share, link and overhead", None, _breakeven_options),
+    "pareto": (
+        "offers that nobody beats in time and money",
+        "Each cluster runs the fastest layout that fits; takes about a second for each GPU type and size.",
+        _pareto_options,
+    ),
+    "prices": ("list prices, check a snapshot, take it in", None, _prices_options),
+}
+
+
 def parser() -> Parser:
     top = Parser(
         prog="python -m tq.economics",
@@ -137,90 +228,31 @@ def parser() -> Parser:
     commands = top.add_subparsers(dest="command", required=True, metavar="command")
     every = Parser(add_help=False)
     every.add_argument("--json", action="store_true", help="print JSON")
-
-    save = commands.add_parser(
-        "savings", parents=[every], help="step time, cost and saving with compressed gradients",
-        description="The first calculator of the book's page: data-parallel traffic alone, on one flat network.",
-    )  # fmt: skip
-    save.add_argument("--model", metavar="NAME", help="its number of parameters replaces --parameters-b")
-    save.add_argument("--baseline", choices=("bf16", "fp32"), help="replaces --base-bits")
-    for field in calculator.FIELDS["savings"]:
-        what = f"{field.label}{f', {field.unit}' if field.unit else ''}; default: {field.default:g}".replace("%", "%%")
-        save.add_argument(f"--{field.name.replace('_', '-')}", type=float, metavar="X", help=what)
-
-    hold = commands.add_parser("memory", parents=[every], help="memory of a GPU by part, and the largest micro-batch")
-    _shape_options(hold)
-    _layout_options(hold)
-    hold.add_argument("--gpu", default="h100-80gb", help="default: h100-80gb")
-    hold.add_argument("--reserve-gib", type=_number(0, 1e6), default=6.0, metavar="X", help="kept free; default: 6")
-    hold.add_argument("--activation-bits", type=int, metavar="N", help="also with activations in so many bits")
-    hold.add_argument("--state-bits", type=int, metavar="N", help="also with both moments in so many bits")
-
-    cost = commands.add_parser("cost", parents=[every], help="hours, dollars, electricity and carbon of a run")
-    _shape_options(cost)
-    _layout_options(cost)
-    _price_options(cost)
-    cost.add_argument("--gpu", default="h100-80gb", help="default: h100-80gb")
-    cost.add_argument(
-        "--network",
-        metavar="TIER",
-        help=f"one of {', '.join(hardware.tiers())}; default: what --provider states, else the GPU's own",
-    )
-    cost.add_argument("--tokens", type=TOKENS, required=True, metavar="X")
-    cost.add_argument("--price", type=MONEY, metavar="USD", help="an hour and GPU, in place of --prices")
-    cost.add_argument("--gradient-bits", type=int, metavar="N", help="also with gradients in so many bits")
-    cost.add_argument("--region", default="us", help=f"one of {', '.join(energy.regions())}; default: us")
-    cost.add_argument("--checkpoint-gb-s", type=RATE, metavar="X", help="count failures, at this speed of checkpoints")
-    cost.add_argument(
-        "--samples", type=_count(2, 1_000_000), default=10_000, metavar="N", help="of the Monte-Carlo; default: 10000"
-    )
-    cost.add_argument("--seed", type=_count(0, 2**32), default=0, metavar="N")
-
-    even = commands.add_parser("breakeven", parents=[every], help="savings over share, link and overhead")
-    shares = [0.04, 0.1, 0.2, 0.3, 0.55]
-    what = "exposed data-parallel communication over the step, with bf16 on the reference link"
-    even.add_argument("--share", type=_number(0, 0.999), nargs="+", default=shares, metavar="F", help=what)
-    even.add_argument("--link", type=RATE, nargs="+", default=[400.0, 100.0, 25.0], metavar="GBIT")
-    even.add_argument("--overhead", type=_number(1, 1e6), nargs="+", default=[1.0, 1.05, 1.2, 2.0], metavar="K")
-    even.add_argument("--reference", type=RATE, default=400.0, metavar="GBIT", help="default: 400")
-    even.add_argument("--baseline", choices=("bf16", "fp32"), default="bf16", help="default: bf16")
-    even.add_argument("--bits", type=_count(1, 32), default=4, metavar="N", help="default: 4")
-    even.add_argument("--block", type=SIZE, default=128, metavar="N", help="default: 128")
-
-    best = commands.add_parser(
-        "pareto", parents=[every], help="offers that nobody beats in time and money",
-        description="Each cluster runs the fastest layout that fits; takes about a second for each GPU type and size.",
-    )  # fmt: skip
-    _shape_options(best)
-    _price_options(best)
-    best.add_argument("--tokens", type=TOKENS, required=True, metavar="X")
-    best.add_argument("--batch", type=SIZE, default=1024, metavar="N", help="sequences a step; default: 1024")
-    best.add_argument("--software", choices=generations(), default="megatron-core", help="default: megatron-core")
-    sizes, what = [64, 128, 256, 512], "sizes of the cluster; default: 64 128 256 512"
-    best.add_argument("--gpus", type=_count(1, 10**6), nargs="+", default=sizes, metavar="N", help=what)
-    what = "only offers whose source states their network; default: else the GPU's usual port is assumed"
-    best.add_argument("--stated-network", action="store_true", help=what)
-    best.add_argument("--all", action="store_true", help="also the offers that are beaten")
-
-    listed = commands.add_parser("prices", parents=[every], help="list prices, check a snapshot, take it in")
-    _price_options(listed)
-    listed.add_argument("--gpu", help="only this GPU; default: all")
-    listed.add_argument("--storage", action="store_true", help="prices of storage instead")
-    listed.add_argument("--check", type=Path, metavar="FILE", help="say what is wrong with a snapshot")
-    listed.add_argument(
-        "--import", dest="take_in", type=Path, metavar="FILE", help="add its rows to the file of prices"
-    )
+    for name, (what, more, options) in OPTIONS.items():
+        options(commands.add_parser(name, parents=[every], help=what, description=more))
     return top
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, *, today: date | None = None) -> int:
+    """today: None, the clock's."""
     given = parser().parse_args(arguments)
-    try:
-        answer, lines = COMMANDS[given.command](given)
-    except (ValueError, TypeError, FileNotFoundError) as error:
-        print(f"python -m tq.economics {given.command}: {error}", file=sys.stderr)
-        return 2
-    print(json.dumps(answer, indent=1, allow_nan=False) if given.json else "\n".join(lines))
+    if "as_of" in given and given.as_of is None:
+        given.as_of = today or date.today()
+    with warnings.catch_warnings(record=True) as noted:
+        warnings.simplefilter("always", prices.StalePrices)
+        try:
+            report = COMMANDS[given.command](given)
+        except (ValueError, TypeError, FileNotFoundError) as error:
+            print(f"python -m tq.economics {given.command}: {error}", file=sys.stderr)
+            return 2
+    stale = [str(each.message) for each in noted if issubclass(each.category, prices.StalePrices)]
+    for text in dict.fromkeys(stale):
+        print(f"python -m tq.economics {given.command}: warning: {text}", file=sys.stderr)
+    for each in noted:
+        if not issubclass(each.category, prices.StalePrices):
+            warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+    answer = report.facts()
+    print(json.dumps(answer, indent=1, allow_nan=False) if given.json else "\n".join(report.lines()))
     return 1 if answer.get("problems") else 0
 
 

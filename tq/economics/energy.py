@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tq.economics.intervals import Interval
 from tq.systems import tables
-from tq.systems.checks import positive
+from tq.systems.arguments import positive
 
 
 @dataclass(frozen=True)

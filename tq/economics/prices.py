@@ -1,8 +1,9 @@
 """Dated prices of GPUs and storage: `data/prices.csv`, `data/storage_prices.csv`. Nothing is fetched, none is guessed.
 
-A price belongs to the day on which its source was read. A question that only old prices could answer raises
-`StalePrices`; `max_age_days` accepts them on purpose. To refresh: write a snapshot with the same columns, check it with
-``python -m tq.economics prices --check FILE``, take it in with ``--import FILE``. Old rows stay: the file is a history.
+A price belongs to the day on which its source was read. A question that only old prices can answer is answered, with
+the warning `StalePrices`; `max_age_days` accepts them without. To refresh: write a snapshot with the same columns,
+check it with ``python -m tq.economics prices --check FILE``, take it in with ``--import FILE``. Old rows stay: the file
+is a history.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import datetime
 import io
 import math
 import os
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
@@ -27,8 +29,8 @@ MAX_AGE_DAYS = 180
 HOURS_PER_MONTH = 730.0
 
 
-class StalePrices(ValueError):
-    """Every price that would answer is older than accepted."""
+class StalePrices(UserWarning):
+    """Every price that answers is older than accepted."""
 
 
 @dataclass(frozen=True)
@@ -156,9 +158,8 @@ class PriceBook:
         self, gpu: str, kind: str = "on-demand", provider: str | None = None, *,
         as_of: datetime.date | None = None, max_age_days: int = MAX_AGE_DAYS,
     ) -> list[Price]:  # fmt: skip
-        """Prices of a GPU, cheapest first, none older than `max_age_days` on the day `as_of` (None: today).
-
-        ValueError: an unknown GPU, kind or provider, or none such. StalePrices: there are some, all too old.
+        """Prices of a GPU, cheapest first, none older than `max_age_days` on the day `as_of` (None: today). Where all
+        are older, all of them, and a warning `StalePrices`. ValueError: an unknown GPU, kind or provider, or none such.
         """
         if gpu not in self.gpus:
             raise ValueError(f"gpu={gpu!r}: {self.path.name} has no price of it; accepted are {', '.join(self.gpus)}")
@@ -176,19 +177,31 @@ class PriceBook:
             raise ValueError(f"{self.path.name} has no {what} on or before {as_of}")
         fresh = [price for price in rows if price.age_days(as_of) <= max_age_days]
         if not fresh:
-            newest = max(price.date for price in rows)
-            raise StalePrices(
-                f"{what} are stale: the newest is of {newest}, {(as_of - newest).days} days before {as_of}, above "
-                f"{max_age_days}. Import a newer snapshot (python -m tq.economics prices --import FILE) or accept "
-                "older ones (--max-age-days)"
-            )
-        return sorted(fresh, key=lambda price: price.usd_per_gpu_hour)
+            warn_of_age(what, max(price.date for price in rows), as_of, max_age_days)
+        return sorted(fresh or rows, key=lambda price: price.usd_per_gpu_hour)
 
     def spread(
         self, gpu: str, kind: str = "on-demand", *, as_of: datetime.date | None = None, max_age_days: int = MAX_AGE_DAYS
     ) -> Interval:
         """USD an hour and GPU over the providers: lowest, median, highest."""
         return spread(self.find(gpu, kind, as_of=as_of, max_age_days=max_age_days))
+
+
+def warn_of_age(what: str, newest: datetime.date, as_of: datetime.date, max_age_days: int) -> None:
+    """The warning `StalePrices`, with the way out."""
+    warnings.warn(
+        f"{what} are stale: the newest is of {newest}, {(as_of - newest).days} days before {as_of}, above "
+        f"{max_age_days}. Import a newer snapshot (python -m tq.economics prices --import FILE) or accept older ones "
+        "(--max-age-days)",
+        StalePrices,
+        stacklevel=3,
+    )
+
+
+def days(found: Iterable[Price | StoragePrice]) -> tuple[datetime.date, datetime.date]:
+    """The days of some prices, at least one: (oldest, newest)."""
+    dates = [price.date for price in found]
+    return min(dates), max(dates)
 
 
 def spread(found: Sequence[Price]) -> Interval:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tq.economics.intervals import Interval
-from tq.systems.checks import positive_int
+from tq.systems.arguments import positive_int
 
 Array = NDArray[np.float64]
 Function = Callable[..., Any]  # of keyword arguments, each an array [n] or a number; returns [n]

@@ -11,7 +11,7 @@ from functools import cache
 from tq.economics import breakeven, energy
 from tq.economics.prices import HOURS_PER_MONTH
 from tq.systems import tables
-from tq.systems.checks import positive
+from tq.systems.arguments import positive
 
 HOURS_PER_WEEK = 168.0
 # The base that its $240K-500K come from: 256 H100, 3 weeks, the lowest price of its "major cloud" (S0-020, S0-029).

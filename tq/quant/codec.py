@@ -10,162 +10,143 @@ Shapes: N blocks, B block size, W packed bytes a block.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import math
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
 from tq.quant import dispatch
-from tq.quant.bits import packed_bytes
-from tq.quant.codebook import MIN_DIM
-from tq.quant.rotation import derive_seed, is_power_of_two
+from tq.quant.memory import apart, memory_range
+from tq.quant.rotation import derive_seed, step_seed
+from tq.quant.settings import (
+    CODEBOOKS,
+    DTYPES,
+    NONFINITE,
+    ROTATIONS,
+    SCALE_DTYPES,
+    SCALES,
+    Settings,
+    as_matrix,
+    check_shape,
+    int_in,
+)
 
-SCALES = ("paper", "mse", "unbiased", "norm")
-ROTATIONS = ("hadamard", "haar")
-CODEBOOKS = ("gaussian", "sphere")
-NONFINITE = ("raise", "propagate")
-SCALE_DTYPES = (torch.float32, torch.bfloat16)
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-MAX_HAAR_DIM = 4096  # a dense float64 matrix of 128 MiB
-
-_MAGIC, _VERSION = b"TQCD", 1
+_MAGIC, _VERSION = b"TQCD", 2  # in version 1 a seed gave other signs
 _PREFIX = struct.Struct("<4sHH16s")  # magic, version, header bytes, BLAKE2b of everything else
 _FIELDS = struct.Struct("<BBHBBBBBHBBQ")  # bits, rounds, block, scale, rotation, codebook, scale dtype, nonfinite, ...
+_MAX_HEADER = 256 - _PREFIX.size
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
-def _int_in(name: str, value: object, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be an int from {low} to {high}, got {value!r}")
-    if not low <= value <= high:
-        raise ValueError(f"{name} must be from {low} to {high}, got {value}")
+def _outside_graph(method: Callable[_P, _R]) -> Callable[_P, _R]:
+    """The method as a call that ``torch.compile`` does not look into: the graph ends before it and goes on after it.
 
+    A graph has no addresses. With fullgraph=True that is an error, which names the call.
+    """
 
-def _one_of(name: str, value: object, accepted: tuple[object, ...]) -> None:
-    if value not in accepted:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, accepted))}; got {value!r}")
+    @functools.wraps(method)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        if torch.compiler.is_dynamo_compiling():
+            eager: Callable[_P, _R] = torch.compiler.disable(method, reason="tq.Codec works on addresses of memory")
+            return eager(*args, **kwargs)
+        return method(*args, **kwargs)
 
-
-def _matrix(shape: tuple[int, ...], rows: bool) -> tuple[int, int]:
-    """Shape [rows, dim] as the kernels see it: one row for the whole tensor, or the rows of its last dimension."""
-    if not rows:
-        return 1, math.prod(shape)
-    if not shape:
-        raise ValueError("rows=True needs at least one dimension, got a scalar")
-    return math.prod(shape[:-1]), shape[-1]
+    return call
 
 
 @dataclass(frozen=True)
-class Codec:
+class Codec(Settings):
     """Settings of the codec; immutable, hashable, cheap to make. A bad argument raises here.
 
     bits: 1-8 an element. block: elements that share a scale (a power of two, 64-1024; any length 3-4096 with
     rotation="haar"). scale: how the stored scale is chosen: "paper" (rms), "mse" (least squares), "unbiased"
     (E[decode] = x over seeds), "norm" (keeps the norm). rounds: Hadamard rounds 1-3 (2 for unbiased use on structured
-    input). search: number K of scale multipliers tried, 1-64. seed: int in [0, 2**64). rotation: "hadamard" or "haar".
-    codebook: "gaussian" or "sphere" (exact for finite block). scale_dtype: torch.float32, or torch.bfloat16 for
-    bits <= 6 (fp16 would underflow on small gradients; above 6 bits bf16's own rounding is seen in the error).
+    input). search: number K of scale multipliers tried, 1-64; at 4 bits 13 of them make a seventh less error. seed:
+    int in [0, 2**64). rotation: "hadamard" or "haar". codebook: "gaussian" or "sphere" (exact for finite block).
+    scale_dtype: torch.float32, or torch.bfloat16 for bits <= 6 (fp16 would underflow on small gradients; above 6 bits
+    bf16's own rounding is seen in the error).
     nonfinite: "raise", or "propagate": a block with NaN or Inf decodes to NaN and nothing synchronises.
     """
 
-    bits: int = 4
-    block: int = 128
-    scale: str = "unbiased"
-    rounds: int = 2
-    search: int = 1
-    seed: int = 0
-    rotation: str = "hadamard"
-    codebook: str = "gaussian"
-    scale_dtype: torch.dtype = torch.float32
-    nonfinite: str = "raise"
-
-    def __post_init__(self) -> None:
-        _int_in("bits", self.bits, 1, 8)
-        _one_of("rotation", self.rotation, ROTATIONS)
-        if self.rotation == "haar":
-            _int_in("block", self.block, MIN_DIM, MAX_HAAR_DIM)
-        else:
-            _int_in("block", self.block, 64, 1024)
-            if not is_power_of_two(self.block):
-                raise ValueError(f"block must be a power of two with rotation='hadamard', got {self.block}")
-        _one_of("scale", self.scale, SCALES)
-        _int_in("rounds", self.rounds, 1, 3)
-        _int_in("search", self.search, 1, 64)
-        _int_in("seed", self.seed, 0, 2**64 - 1)
-        _one_of("codebook", self.codebook, CODEBOOKS)
-        _one_of("scale_dtype", self.scale_dtype, SCALE_DTYPES)
-        if self.scale_dtype == torch.bfloat16 and self.bits > 6:
-            raise ValueError(f"scale_dtype=torch.bfloat16 is accepted for bits <= 6, got bits={self.bits}")
-        _one_of("nonfinite", self.nonfinite, NONFINITE)
-
-    @property
-    def sphere_dim(self) -> int | None:
-        """Dimension of the sphere codebook, None for the Gaussian one."""
-        return self.block if self.codebook == "sphere" else None
-
-    @property
-    def packed_bytes(self) -> int:
-        """Payload bytes W of one block, without its scale."""
-        return packed_bytes(self.bits, self.block)
-
-    @property
-    def bits_per_element(self) -> float:
-        """Stored bits an element, scale included: bits + 8 * scale bytes / block (full blocks)."""
-        return 8.0 * (self.packed_bytes + self.scale_dtype.itemsize) / self.block
-
     def derive(self, *keys: int | str) -> Codec:
         """The same codec with the seed of the stream named by ``keys`` (step, tensor, rank, ...)."""
-        return dataclasses.replace(self, seed=derive_seed(self.seed, *keys))
+        return self._reseeded(derive_seed(self.seed, *keys))
+
+    def at_step(self, step: int) -> Codec:
+        """The same codec with the seed of step number ``step``, an int in [0, 2**64)."""
+        int_in("step", step, 0, 2**64 - 1)
+        return self._reseeded(step_seed(self.seed, step))
+
+    def _reseeded(self, seed: int) -> Codec:
+        """What ``dataclasses.replace`` gives, without checking again what was checked: thousands are made a step."""
+        codec = object.__new__(type(self))
+        codec.__dict__.update(self.__dict__, seed=seed)
+        return codec
 
     def empty(
         self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str = "cpu", rows: bool = False
     ) -> Code:
         """An uninitialised ``Code`` for tensors of this shape: what ``encode(out=)`` reuses."""
         shape = tuple(shape)
-        count, dim = _matrix(shape, rows)
-        blocks = count * -(-dim // self.block)
+        check_shape(shape)
+        blocks = self.blocks(shape, rows)
         payload = torch.empty(blocks, self.packed_bytes, dtype=torch.uint8, device=device)
         scales = torch.empty(blocks, dtype=self.scale_dtype, device=device)
         return Code(self, shape, dtype, payload, scales, rows)
 
+    @_outside_graph
     def encode(
         self, x: Tensor, out: Code | None = None, impl: str = "auto", *, factor: float = 1.0, rows: bool = False
     ) -> Code:
         """Encode ``factor * x`` (any shape; fp32, bf16 or fp16; CPU or CUDA) block by block in row-major order.
 
-        out: a ``Code`` of the same codec, shape, dtype, device and ``rows`` to write into. impl: "auto", "reference",
-        "cpu" or "triton". factor: a finite positive number; it goes into the scales, so the mean of a sum over ranks
-        is encoded in the same pass. rows: every row of the last dimension starts a new block, padded on its own, so
-        that rows (tokens, heads, channels) can be cut out of ``payload`` and ``scales``. A tensor that is not
-        contiguous is copied first. Raises TypeError for other inputs, ValueError where ``out`` does not fit or, with
-        nonfinite="raise", where a block holds NaN or Inf or its scale overflows.
+        out: a ``Code`` of the same codec, shape, dtype, device and ``rows`` to write into, apart from ``x`` in memory.
+        impl: "auto", "reference", "cpu" or "triton". factor: a finite positive number; it goes into the scales, so the
+        mean of a sum over ranks is encoded in the same pass. rows: every row of the last dimension starts a new block,
+        padded on its own, so that rows (tokens, heads, channels) can be cut out of ``payload`` and ``scales``. A tensor
+        that is not contiguous is copied first. Raises TypeError for other inputs (subclasses such as DTensor, tensors
+        without memory), ValueError where ``out`` does not fit or, with nonfinite="raise", where a block holds NaN or
+        Inf or its scale overflows.
         """
-        if not isinstance(x, Tensor):
-            raise TypeError(f"x must be a torch.Tensor, got {type(x).__name__}")
-        if x.dtype not in DTYPES:
-            raise TypeError(f"x must be float32, bfloat16 or float16, got {x.dtype}")
-        if x.layout != torch.strided:
-            raise TypeError(f"x must be a dense tensor, got layout {x.layout}")
+        read = _check_input(x)
         if isinstance(factor, bool) or not isinstance(factor, int | float):
             raise TypeError(f"factor must be a finite positive number, got {factor!r}")
         if not 0.0 < factor < math.inf:
             raise ValueError(f"factor must be a finite positive number, got {factor}")
+        if not isinstance(rows, bool):
+            raise TypeError(f"rows must be True or False, got {rows!r}")
         if out is None:
             out = self.empty(tuple(x.shape), x.dtype, x.device, rows)
-        elif (out.codec, out.shape, out.dtype, out.device, out.rows) != (
-            wanted := (self, tuple(x.shape), x.dtype, x.device, rows)
-        ):
-            raise ValueError(
-                "out must be a Code of {}, shape {}, {}, {}, rows={}; ".format(*wanted)
-                + f"got {out.codec}, {out.shape}, {out.dtype}, {out.device}, rows={out.rows}"
-            )
-        x_RD = (x.detach() if x.requires_grad else x).reshape(_matrix(out.shape, rows)).contiguous()
+        else:
+            self._check_code_out(out, x, rows)
+            if not all(apart(read, written) for written in out.check()):
+                raise ValueError("out must not share memory with x")
+            torch.autograd.graph.increment_version((out.payload, out.scales))
+        values = x.detach() if x.requires_grad else x
+        values = values.resolve_neg() if values.is_neg() else values
+        x_RD = values.reshape(as_matrix(out.shape, rows)).contiguous()
         finite = dispatch.encode(self, x_RD, out.payload, out.scales, impl, float(factor))
         if self.nonfinite == "raise" and not (out.scales.isfinite().all() if finite is None else finite):
             raise ValueError(self._explain(x_RD, out.scales))
         return out
+
+    def _check_code_out(self, out: Code, x: Tensor, rows: bool) -> None:
+        if not isinstance(out, Code):
+            raise TypeError(f"out must be a tq.Code, got {type(out).__name__}")
+        wanted = (self, tuple(x.shape), x.dtype, x.device, rows)
+        if (out.codec, out.shape, out.dtype, out.device, out.rows) != wanted:
+            raise ValueError(
+                "out must be a Code of {}, shape {}, {}, {}, rows={}; ".format(*wanted)
+                + f"got {out.codec}, {out.shape}, {out.dtype}, {out.device}, rows={out.rows}"
+            )
 
     def _explain(self, x_RD: Tensor, scales: Tensor) -> str:
         index = int((~scales.isfinite()).nonzero()[0, 0])
@@ -184,33 +165,65 @@ class Codec:
             f"(largest magnitude {values.abs().max().item():.3g})"
         )
 
+    @_outside_graph
     def decode(self, code: Code, out: Tensor | None = None, impl: str = "auto", *, accumulate: bool = False) -> Tensor:
         """Decode to the shape, dtype and device that was encoded. Raises ValueError for a code of another codec.
 
-        out: tensor of that shape, dtype and device to write into (one that is not contiguous costs a copy).
-        accumulate: add to ``out``, which must then be given and be float32 whatever was encoded.
+        out: tensor of that shape, dtype and device to write into (one that is not contiguous costs a copy), apart from
+        the code in memory and without elements that share an address. accumulate: add to ``out``, which must then be
+        given and be float32 whatever was encoded.
         """
         if not isinstance(code, Code):
             raise TypeError(f"code must be a tq.Code, got {type(code).__name__}")
         if code.codec is not self and code.codec != self:
             raise ValueError(f"code was made by another codec: {code.codec}, this is {self}")
+        read = code.check()
         dtype = torch.float32 if accumulate else code.dtype
         if out is None:
             if accumulate:
                 raise ValueError("accumulate=True adds to out, which must be given; got None")
             out = torch.empty(code.shape, dtype=dtype, device=code.device)
-        elif (tuple(out.shape), out.dtype, out.device) != (code.shape, dtype, code.device):
-            raise ValueError(
-                f"out must have shape {code.shape}, {dtype}, {code.device}; "
-                f"got {tuple(out.shape)}, {out.dtype}, {out.device}"
-            )
-        written = out.detach()
-        dense = written if written.is_contiguous() else written.contiguous()
-        out_RD = dense.view(_matrix(code.shape, code.rows))
+        else:
+            written = _check_out(out, code, dtype)
+            if not all(apart(written, each) for each in read):
+                raise ValueError("out must not share memory with the code that is decoded")
+            torch.autograd.graph.increment_version(out)
+        target = out.detach()
+        direct = target.is_contiguous() and not target.is_neg()
+        dense = target if direct else target.resolve_neg().contiguous()
+        out_RD = dense.view(as_matrix(code.shape, code.rows))
         dispatch.decode(self, code.payload, code.scales, out_RD, impl, accumulate)
-        if dense is not written:
-            written.copy_(dense)
+        if not direct:
+            target.copy_(dense)
         return out
+
+
+def _check_input(x: Tensor) -> tuple[int, int]:
+    """The memory range of a tensor that can be encoded."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"x must be a torch.Tensor, got {type(x).__name__}")
+    memory = memory_range("x", x)
+    if x.dtype not in DTYPES:
+        raise TypeError(f"x must be float32, bfloat16 or float16, got {x.dtype}")
+    return memory
+
+
+def _check_out(out: Tensor, code: Code, dtype: torch.dtype) -> tuple[int, int]:
+    """The memory range of a tensor that ``code`` can be decoded into."""
+    memory = memory_range("out", out)
+    if out.shape != code.shape or out.dtype is not dtype or out.device != code.device:
+        raise ValueError(
+            f"out must have shape {code.shape}, {dtype}, {code.device}; "
+            f"got {tuple(out.shape)}, {out.dtype}, {out.device}"
+        )
+    if out.is_contiguous():
+        return memory
+    reach = 1  # elements from the first to the last of the dimensions that were looked at
+    for step, n in sorted((step, n) for step, n in zip(out.stride(), out.shape, strict=True) if n > 1):
+        if step < reach and out.numel():
+            raise ValueError(f"out must not hold an element twice, got shape {code.shape} with strides {out.stride()}")
+        reach += step * (n - 1)
+    return memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,7 +231,8 @@ class Code:
     """An encoded tensor. payload: uint8 [N, W]; scales: [N] of codec.scale_dtype; shape, dtype: of the original.
 
     rows: every row of the last dimension starts a new block; row r then has the P = ceil(shape[-1] / codec.block)
-    blocks from r * P on.
+    blocks from r * P on. Payload and scales are contiguous, apart from each other, on one device; views of a larger
+    tensor will do. Raises TypeError or ValueError where a field is not so: here, and again where the code is used.
     """
 
     codec: Codec
@@ -227,6 +241,27 @@ class Code:
     payload: Tensor
     scales: Tensor
     rows: bool = False
+
+    def __post_init__(self) -> None:
+        self.check()
+
+    def check(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """The ranges of memory of payload and scales. Raises as the constructor does: tensors can change in place."""
+        if not isinstance(self.codec, Codec):
+            raise TypeError(f"codec must be a tq.Codec, got {type(self.codec).__name__}")
+        if self.dtype not in DTYPES:
+            raise TypeError(f"dtype must be float32, bfloat16 or float16, got {self.dtype!r}")
+        if not isinstance(self.rows, bool):
+            raise TypeError(f"rows must be True or False, got {self.rows!r}")
+        check_shape(self.shape)
+        blocks = self.codec.blocks(self.shape, self.rows)
+        payload = _check_part("payload", self.payload, torch.uint8, (blocks, self.codec.packed_bytes))
+        scales = _check_part("scales", self.scales, self.codec.scale_dtype, (blocks,))
+        if self.payload.device != self.scales.device:
+            raise ValueError(f"scales must be on {self.payload.device} as the payload is, got {self.scales.device}")
+        if not apart(payload, scales):
+            raise ValueError("scales must not share memory with the payload")
+        return payload, scales
 
     @property
     def device(self) -> torch.device:
@@ -245,6 +280,13 @@ class Code:
 
         Deterministic: equal codes give equal bytes. Raises ValueError for shapes whose description does not fit.
         """
+        self.check()
+        header = self._header()
+        body = header + _raw(self.payload) + _raw(self.scales)
+        start = _PREFIX.pack(_MAGIC, _VERSION, len(header), b"")[:8]
+        return start + _digest(start, body) + body
+
+    def _header(self) -> bytes:
         c = self.codec
         header = _FIELDS.pack(
             c.bits, c.rounds, c.block, SCALES.index(c.scale), ROTATIONS.index(c.rotation),
@@ -252,21 +294,22 @@ class Code:
             c.search, DTYPES.index(self.dtype), self.rows, c.seed,
         )  # fmt: skip
         header += b"".join(_varint(n) for n in (len(self.shape), *self.shape))
-        if _PREFIX.size + len(header) > 256:
+        if len(header) > _MAX_HEADER:
             raise ValueError(f"shape with {len(self.shape)} dimensions does not fit the header: {self.shape}")
-        body = header + _raw(self.payload) + _raw(self.scales)
-        start = _PREFIX.pack(_MAGIC, _VERSION, len(header), b"")[:8]
-        return start + _digest(start, body) + body
+        return header
 
     @classmethod
     def from_bytes(cls, data: bytes, device: torch.device | str = "cpu") -> Code:
         """Inverse of ``to_bytes``. Anything truncated, altered, lengthened or of a later version: ValueError."""
+        if not isinstance(data, bytes | bytearray | memoryview):
+            raise TypeError(f"data must be bytes, got {type(data).__name__}")
         data = bytes(data)
         if len(data) < _PREFIX.size or data[:4] != _MAGIC:
             raise ValueError(f"not a tq code: {len(data)} bytes that start with {data[:4]!r}, expected {_MAGIC!r}")
         _, version, header_bytes, digest = _PREFIX.unpack_from(data)
         if version != _VERSION:
-            raise ValueError(f"tq code of format version {version}; this release reads version {_VERSION}")
+            old = ", in which seeds gave other signs" if version == 1 else ""
+            raise ValueError(f"tq code of format version {version}{old}; this release reads version {_VERSION}")
         body = data[_PREFIX.size :]
         if _digest(data[:8], body) != digest:
             raise ValueError(f"damaged tq code: the checksum over {len(data)} bytes does not match")
@@ -275,29 +318,54 @@ class Code:
     @classmethod
     def _parse(cls, header: bytes, content: bytes, device: torch.device | str) -> Code:
         try:
-            (bits, rounds, block, scale, rotation, codebook, scale_dtype, nonfinite, search, dtype, rows, seed) = (
-                _FIELDS.unpack_from(header)
-            )
-            codec = Codec(
-                bits, block, SCALES[scale], rounds, search, seed, ROTATIONS[rotation], CODEBOOKS[codebook],
-                SCALE_DTYPES[scale_dtype], NONFINITE[nonfinite],
-            )  # fmt: skip
-            ndim, at = _read_varint(header, _FIELDS.size)
-            shape = []
-            for _ in range(ndim):
-                size, at = _read_varint(header, at)
-                shape.append(size)
-            code = codec.empty(tuple(shape), DTYPES[dtype], rows=bool(rows))
-        except (IndexError, struct.error, RuntimeError) as error:
+            if len(header) > _MAX_HEADER:
+                raise ValueError(f"a header of {len(header)} bytes, at most {_MAX_HEADER}")
+            codec, shape, dtype, rows = _read_header(header)
+            blocks = codec.blocks(shape, rows)
+        except (IndexError, struct.error, TypeError, ValueError) as error:
             raise ValueError(f"damaged tq code: {error}") from error
-        split = code.payload.nbytes
-        if at != len(header) or len(content) != code.nbytes:
-            raise ValueError(f"damaged tq code: {len(content)} bytes of content, the header says {code.nbytes}")
-        if content:
-            raw = torch.frombuffer(bytearray(content), dtype=torch.uint8)
-            code.payload.view(-1).copy_(raw[:split])
-            code.scales.view(torch.uint8).copy_(raw[split:])
+        if len(content) != blocks * codec.block_bytes:  # before anything of the size that the header says is made
+            wanted = blocks * codec.block_bytes
+            raise ValueError(f"damaged tq code: {len(content)} bytes of content, the header says {wanted}")
+        raw = torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.empty(0, dtype=torch.uint8)
+        payload, scales = raw.split([blocks * codec.packed_bytes, blocks * codec.scale_dtype.itemsize])
+        # the scales in memory of their own: their bytes need not start on a multiple of four
+        stored = scales.clone().view(codec.scale_dtype)
+        try:
+            code = cls(codec, shape, dtype, payload.clone().view(blocks, codec.packed_bytes), stored, rows)
+        except ValueError as error:
+            raise ValueError(f"damaged tq code: {error}") from error
+        if code._header() != header:
+            raise ValueError("damaged tq code: its header is not the one that its fields give")
         return code.to(device)
+
+
+def _check_part(name: str, x: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[int, int]:
+    """The range of memory of a payload or of scales; see ``Code.check``."""
+    memory = memory_range(name, x)
+    if x.dtype is not dtype or x.shape != shape:
+        raise ValueError(f"{name} must be {dtype} of shape {shape}, got {x.dtype} of shape {tuple(x.shape)}")
+    if not x.is_contiguous() or x.is_neg():
+        how = "a lazy negation" if x.is_neg() else f"strides {x.stride()}"
+        raise ValueError(f"{name} must be contiguous, got {how}: pass its contiguous() copy")
+    return memory
+
+
+def _read_header(header: bytes) -> tuple[Codec, tuple[int, ...], torch.dtype, bool]:
+    """(codec, shape, dtype, rows) of a code; IndexError, ValueError or struct.error where it is none."""
+    (bits, rounds, block, scale, rotation, codebook, scale_dtype, nonfinite, search, dtype, rows, seed) = (
+        _FIELDS.unpack_from(header)
+    )
+    codec = Codec(
+        bits, block, SCALES[scale], rounds, search, seed, rotation=ROTATIONS[rotation], codebook=CODEBOOKS[codebook],
+        scale_dtype=SCALE_DTYPES[scale_dtype], nonfinite=NONFINITE[nonfinite],
+    )  # fmt: skip
+    ndim, at = _read_varint(header, _FIELDS.size)
+    shape = []
+    for _ in range(ndim):
+        size, at = _read_varint(header, at)
+        shape.append(size)
+    return codec, tuple(shape), DTYPES[dtype], bool(rows)
 
 
 def _digest(start: bytes, body: bytes) -> bytes:
@@ -305,7 +373,7 @@ def _digest(start: bytes, body: bytes) -> bytes:
 
 
 def _raw(tensor: Tensor) -> bytes:
-    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+    return tensor.detach().cpu().view(-1).view(torch.uint8).numpy().tobytes()
 
 
 def _varint(n: int) -> bytes:

@@ -1,7 +1,7 @@
-"""The one door between the codec and its implementations, and the only importer of ``tq.kernels``.
+"""The one door between the codecs and their implementations, and the only importer of ``tq.kernels``.
 
 "auto" takes Triton on a GPU and Numba on a CPU where they are installed and cover the setting, else the reference.
-An explicit choice that cannot run raises; nothing falls back in silence.
+An explicit choice that cannot run raises; nothing falls back in silence. What has no memory of its own is refused.
 """
 
 from __future__ import annotations
@@ -10,50 +10,60 @@ import os
 from functools import lru_cache
 from importlib.util import find_spec
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from tq.quant import reference
 from tq.quant.codebook import lloyd_max
-from tq.quant.rotation import signs
-
-if TYPE_CHECKING:
-    from tq.quant.codec import Codec
+from tq.quant.memory import PLAIN, memory_range
+from tq.quant.scale_search import Search, search
+from tq.quant.settings import Settings
 
 IMPLS = ("auto", "reference", "cpu", "triton")
 
 
 @lru_cache(maxsize=256)
+def _search(count: int, bits: int, dim: int | None) -> Search:
+    levels, thresholds = (table.numpy().tobytes() for table in _tables(bits, dim, "cpu"))
+    return search(count, bits, levels, thresholds)
+
+
+@lru_cache(maxsize=256)
 def _tables(bits: int, dim: int | None, device: str) -> tuple[Tensor, Tensor]:
     """(levels, thresholds) as fp32 tensors on ``device``. Cached: do not write into them."""
-    levels, thresholds = lloyd_max(bits, dim)
-    return torch.tensor(levels, dtype=torch.float32, device=device), torch.tensor(
-        thresholds, dtype=torch.float32, device=device
-    )
+    levels, thresholds = (torch.from_numpy(table.astype(np.float32)).to(device) for table in lloyd_max(bits, dim))
+    for table in (levels, thresholds):
+        memory_range("codebook", table)  # nothing else may be kept
+    return levels, thresholds
 
 
-def multipliers(search: int) -> tuple[float, ...]:
-    """The K = ``search`` multipliers: (1.0,), or K even steps over [.9, 1.1] for K <= 5 and over [.8, 1.2] above."""
-    if search == 1:
-        return (1.0,)
-    reach = 0.1 if search <= 5 else 0.2
-    return tuple(1.0 + reach * (2.0 * k / (search - 1) - 1.0) for k in range(search))
-
-
-_DEVICE = {"cpu": "cpu", "triton": "cuda"}  # that an implementation serves
+_DEVICE = {
+    "cpu": "cpu",
+    "log cpu": "cpu",
+    "adamw cpu": "cpu",
+    "triton": "cuda",
+    "log triton": "cuda",
+}  # that an implementation serves
 
 
 @lru_cache(maxsize=len(_DEVICE))
 def _kernel(impl: str) -> ModuleType | str:
     """The module with the kernels of ``impl``, or a sentence why it cannot run here."""
-    package = {"cpu": "numba", "triton": "triton"}[impl]
+    package = "triton" if _DEVICE[impl] == "cuda" else "numba"
     if find_spec(package) is None:
         return f"{package} is not installed (pip install 'tq-book[kernels]')"
     try:
         if impl == "cpu":
             from tq.kernels import cpu as module
+        elif impl == "log cpu":
+            from tq.kernels import logscale as module
+        elif impl == "adamw cpu":
+            from tq.kernels import adamw as module
+        elif impl == "log triton":
+            from tq.kernels import gpu_logscale as module
         else:
             from tq.kernels import gpu as module
     except ImportError as error:  # installed, but not for this machine or this version of what it needs
@@ -61,24 +71,25 @@ def _kernel(impl: str) -> ModuleType | str:
     return module
 
 
-def _obstacle(impl: str, codec: Codec, device: torch.device) -> str | None:
-    """Why the kernels of ``impl`` cannot serve this codec on this device; None if they can."""
-    if device.type != _DEVICE[impl] and not (impl == "triton" and os.environ.get("TRITON_INTERPRET") == "1"):
+def _obstacle(impl: str, settings: Settings | None, device: torch.device) -> str | None:
+    """Why the kernels of ``impl`` cannot serve these settings on this device; None if they can."""
+    interpreted = _DEVICE[impl] == "cuda" and os.environ.get("TRITON_INTERPRET") == "1"
+    if device.type != _DEVICE[impl] and not interpreted:
         return f"it works on {_DEVICE[impl].upper()} tensors, got one on {device}"
-    if codec.rotation != "hadamard":
-        return f"it covers rotation='hadamard', got {codec.rotation!r}"
+    if settings is not None and settings.rotation != "hadamard":
+        return f"it covers rotation='hadamard', got {settings.rotation!r}"
     kernel = _kernel(impl)
     return kernel if isinstance(kernel, str) else None
 
 
-def resolve(impl: str, codec: Codec, device: torch.device) -> str:
-    """Name of the implementation that ``impl`` means for this codec and device: "reference", "cpu" or "triton"."""
+def resolve(impl: str, settings: Settings, device: torch.device) -> str:
+    """Name of the implementation that ``impl`` means for these settings and device: "reference", "cpu" or "triton"."""
     if impl not in IMPLS:
         raise ValueError(f"impl must be one of {IMPLS}, got {impl!r}")
     if impl == "auto":
         fitting = "triton" if device.type == "cuda" else "cpu"
-        return "reference" if _obstacle(fitting, codec, device) else fitting
-    if impl != "reference" and (obstacle := _obstacle(impl, codec, device)):
+        return "reference" if _obstacle(fitting, settings, device) else fitting
+    if impl != "reference" and (obstacle := _obstacle(impl, settings, device)):
         raise RuntimeError(f"impl={impl!r} cannot run: {obstacle}")
     return impl
 
@@ -88,42 +99,106 @@ def _whole_rows(x_RD: Tensor, block: int) -> Tensor:
     return x_RD.view(1, -1) if x_RD.shape[0] != 1 and x_RD.shape[1] % block == 0 else x_RD
 
 
-def encode(codec: Codec, x_RD: Tensor, payload: Tensor, scales: Tensor, impl: str, factor: float = 1.0) -> bool | None:
+def _rotation(kernel: ModuleType, settings: Settings, device: str) -> dict[str, Any]:
+    """How kernels are told the rotation: those on the CPU make the signs as they go, a GPU in a launch of its own."""
+    wanted = settings.block, settings.rounds, settings.seed
+    return {"signs_RB": kernel.signs(*wanted, device)} if hasattr(kernel, "signs") else {"rotation": wanted}
+
+
+def encode(
+    settings: Settings, x_RD: Tensor, payload: Tensor, scales: Tensor, impl: str, factor: float = 1.0
+) -> bool | None:
     """Encode ``factor * x_RD`` into ``payload`` uint8 [N, W] and ``scales`` [N]; see ``reference.encode``.
 
     x_RD: contiguous [rows, dim]; every row starts a new block. Returns whether all scales are finite; None: not known.
     """
+    if type(x_RD) not in PLAIN:  # a copy on the way here may be a tracer's
+        memory_range("x", x_RD)
     device = str(x_RD.device)
-    levels, thresholds = _tables(codec.bits, codec.sphere_dim, device)
-    x_RD = _whole_rows(x_RD, codec.block)
-    chosen = resolve(impl, codec, x_RD.device)
+    levels, thresholds = _tables(settings.bits, settings.sphere_dim, device)
+    x_RD, tried = _whole_rows(x_RD, settings.block), _search(settings.search, settings.bits, settings.sphere_dim)
+    chosen = resolve(impl, settings, x_RD.device)
     if chosen != "reference":
         kernel = _kernel(chosen)
         assert isinstance(kernel, ModuleType)
-        table = signs(codec.block, codec.rounds, codec.seed, device)
-        trials = multipliers(codec.search)
-        return kernel.encode(x_RD, payload, scales, table, levels, thresholds, trials, codec.bits, codec.scale, factor)
+        finite: bool | None = kernel.encode(
+            x_RD, payload, scales, **_rotation(kernel, settings, device), levels_L=levels, thresholds=thresholds,
+            search=tried, bits=settings.bits, scale=settings.scale, factor=factor,
+        )  # fmt: skip
+        return finite
     reference.encode(
-        x_RD, payload, scales, bits=codec.bits, block=codec.block, scale=codec.scale, rounds=codec.rounds,
-        rotation=codec.rotation, seed=codec.seed, levels_L=levels, thresholds=thresholds,
-        multipliers=multipliers(codec.search), factor=factor,
+        x_RD, payload, scales, bits=settings.bits, block=settings.block, scale=settings.scale, rounds=settings.rounds,
+        rotation=settings.rotation, seed=settings.seed, levels_L=levels, thresholds=thresholds,
+        search=tried, factor=factor,
     )  # fmt: skip
     return None
 
 
-def decode(codec: Codec, payload: Tensor, scales: Tensor, out_RD: Tensor, impl: str, accumulate: bool = False) -> None:
+def decode(
+    settings: Settings, payload: Tensor, scales: Tensor, out_RD: Tensor, impl: str, accumulate: bool = False
+) -> None:
     """Decode into contiguous ``out_RD`` [rows, dim], or add to it in fp32; see ``reference.decode``."""
+    if type(out_RD) not in PLAIN:
+        memory_range("out", out_RD)
     device = str(payload.device)
-    levels, _ = _tables(codec.bits, codec.sphere_dim, device)
-    out_RD = _whole_rows(out_RD, codec.block)
-    chosen = resolve(impl, codec, payload.device)
+    levels, _ = _tables(settings.bits, settings.sphere_dim, device)
+    out_RD = _whole_rows(out_RD, settings.block)
+    chosen = resolve(impl, settings, payload.device)
     if chosen != "reference":
         kernel = _kernel(chosen)
         assert isinstance(kernel, ModuleType)
-        table = signs(codec.block, codec.rounds, codec.seed, device)
-        kernel.decode(payload, scales, out_RD, table, levels, codec.bits, accumulate)
+        rotation = _rotation(kernel, settings, device)
+        kernel.decode(payload, scales, out_RD, **rotation, levels_L=levels, bits=settings.bits, accumulate=accumulate)
         return
     reference.decode(
-        payload, scales, out_RD, bits=codec.bits, block=codec.block, rounds=codec.rounds, rotation=codec.rotation,
-        seed=codec.seed, levels_L=levels, accumulate=accumulate,
+        payload, scales, out_RD, bits=settings.bits, block=settings.block, rounds=settings.rounds,
+        rotation=settings.rotation, seed=settings.seed, levels_L=levels, accumulate=accumulate,
     )  # fmt: skip
+
+
+def _log_kernel(impl: str, device: torch.device, block: int) -> ModuleType | None:
+    """The kernels of the logarithmic codec; None for the reference."""
+    if impl not in IMPLS:
+        raise ValueError(f"impl must be one of {IMPLS}, got {impl!r}")
+    if impl == "reference":
+        return None
+    chosen = impl if impl != "auto" else "triton" if device.type == "cuda" else "cpu"
+    obstacle, kernel = _obstacle(f"log {chosen}", None, device), _kernel(f"log {chosen}")
+    if obstacle is None and not isinstance(kernel, str):
+        obstacle = kernel.why_not(block) if hasattr(kernel, "why_not") else None
+        if obstacle is None:
+            return kernel
+    if impl != "auto":
+        raise RuntimeError(f"impl={impl!r} cannot run: {obstacle}")
+    return None
+
+
+def log_encode(
+    v: Tensor, codes: Tensor, ranges: Tensor, seed: int, impl: str, *, block: int, bits: int, octaves: int
+) -> None:
+    """Encode contiguous fp32 ``v`` into ``codes`` [N, W] and ``ranges`` [N, 2]; see ``reference.log_encode``."""
+    for name, tensor in {"v": v, "codes": codes, "ranges": ranges}.items():
+        memory_range(name, tensor)
+    kernel = _log_kernel(impl, v.device, block)
+    run = kernel.encode if kernel else reference.log_encode
+    run(v, codes, ranges, seed, block=block, bits=bits, octaves=octaves)
+
+
+def log_decode(codes: Tensor, ranges: Tensor, out: Tensor, impl: str, *, block: int, bits: int) -> None:
+    """Decode into contiguous fp32 ``out``; see ``reference.log_decode``."""
+    for name, tensor in {"codes": codes, "ranges": ranges, "out": out}.items():
+        memory_range(name, tensor)
+    kernel = _log_kernel(impl, out.device, block)
+    (kernel.decode if kernel else reference.log_decode)(codes, ranges, out, block=block, bits=bits)
+
+
+def codebook(bits: int, device: str = "cpu") -> tuple[Tensor, Tensor]:
+    """(levels, thresholds) of the Gaussian codebook as fp32 tensors. Cached: do not write into them."""
+    return _tables(bits, None, device)
+
+
+def adamw_kernels(device: torch.device) -> ModuleType | str:
+    """The kernels of AdamW's step on tensors there, or a sentence why there are none."""
+    obstacle = _obstacle("adamw cpu", None, device)
+    kernel = _kernel("adamw cpu")
+    return obstacle if obstacle is not None else kernel

@@ -200,6 +200,10 @@ def mxfp8() -> Format:
     return Format("MXFP8 E4M3, B=32", "mxfp8", 8 + 8 / 32, _mxfp8)
 
 
-def of_codec(codec: Codec, name: str, family: str = "tq") -> Format:
+def of_codec(codec: Codec, name: str, family: str = "tq", impl: str = "auto") -> Format:
     """A setting of this project's codec as a ``Format``, so that it is measured by the same code as its rivals."""
-    return Format(name, family, codec.bits_per_element, lambda x: codec.decode(codec.encode(x.float())))
+
+    def roundtrip(x: Tensor) -> Tensor:
+        return codec.decode(codec.encode(x.float(), impl=impl), impl=impl)
+
+    return Format(name, family, codec.bits_per_element, roundtrip)

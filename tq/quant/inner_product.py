@@ -15,8 +15,10 @@ import torch
 from torch import Tensor
 
 from tq.quant.bits import pack, packed_bytes, unpack
-from tq.quant.codec import DTYPES, Code, Codec, _int_in
+from tq.quant.codec import Code, Codec
+from tq.quant.memory import memory_range
 from tq.quant.rotation import _normals, derive_seed
+from tq.quant.settings import DTYPES, int_in
 
 
 @dataclass(frozen=True)
@@ -48,15 +50,14 @@ class ProdCodec:
     codebook: str = "sphere"
 
     def __post_init__(self) -> None:
-        _int_in("bits", self.bits, 1, 8)
+        int_in("bits", self.bits, 1, 8)
         _ = self.mse_codec  # raises for a bad dim, seed, rotation or codebook
 
     @property
     def mse_codec(self) -> Codec:
         """The codec of the first b - 1 bits (at b = 1 it is made, and not used)."""
-        return Codec(
-            max(self.bits - 1, 1), self.dim, "paper", 1, 1, self.seed, self.rotation, self.codebook, torch.float32
-        )
+        bits = max(self.bits - 1, 1)
+        return Codec(bits, self.dim, "paper", 1, 1, self.seed, rotation=self.rotation, codebook=self.codebook)
 
     def projection(self, device: torch.device | str = "cpu") -> Tensor:
         """S of the paper: fp32 [d, d], iid N(0, 1), drawn from the seed."""
@@ -65,13 +66,15 @@ class ProdCodec:
 
     def encode(self, x: Tensor) -> ProdCode:
         """x: [..., d] fp32, bf16 or fp16, finite. Raises TypeError or ValueError otherwise."""
+        memory_range("x", x)
+        memory_range("results", torch.empty(1))  # of a tracer that is at work, they would be its own
         if x.dtype not in DTYPES:
             raise TypeError(f"x must be float32, bfloat16 or float16, got {x.dtype}")
         if x.ndim == 0 or x.shape[-1] != self.dim:
             raise ValueError(f"x must have a last dimension of {self.dim}, got shape {tuple(x.shape)}")
         if not bool(x.isfinite().all()):
             raise ValueError("x holds NaN or Inf")
-        x_Nd = x.detach().float().reshape(-1, self.dim)
+        x_Nd = x.detach().resolve_neg().float().reshape(-1, self.dim).contiguous()  # sums must not depend on strides
         mse = None
         residual_Nd = x_Nd
         if self.bits > 1:
@@ -82,9 +85,11 @@ class ProdCodec:
         return ProdCode(mse, pack(positive_Nd, 1), residual_Nd.norm(dim=1), tuple(x.shape))
 
     def decode(self, code: ProdCode) -> Tensor:
-        """fp32 vectors [..., d] whose inner product with any y is an unbiased estimate of <x, y>."""
-        if code.sign_bits.shape[1] != packed_bytes(1, self.dim):
-            raise ValueError(f"code was made for another dimension than {self.dim}")
+        """fp32 vectors [..., d] whose inner product with any y is an unbiased estimate of <x, y>.
+
+        Raises TypeError or ValueError for what ``encode`` of this codec cannot have given.
+        """
+        self._check(code)
         sign_Nd = unpack(code.sign_bits, 1, self.dim).float() * 2.0 - 1.0
         # E[sign(<s, r>) s] = sqrt(2/pi) r / |r| for s ~ N(0, I); hence sqrt(pi/2) / d * |r| * S^T sign(S r)
         y_Nd = sign_Nd @ self.projection(code.sign_bits.device)
@@ -92,3 +97,23 @@ class ProdCodec:
         if code.mse is not None:
             y_Nd += self.mse_codec.decode(code.mse, impl="reference")
         return y_Nd.view(code.shape)
+
+    def _check(self, code: ProdCode) -> None:
+        if not isinstance(code, ProdCode):
+            raise TypeError(f"code must be a ProdCode, got {type(code).__name__}")
+        if not code.shape or code.shape[-1] != self.dim:
+            raise ValueError(f"code must be of dimension {self.dim}, not of another dimension; got shape {code.shape}")
+        count = math.prod(code.shape[:-1])
+        wanted = {
+            "sign_bits": (code.sign_bits, torch.uint8, (count, packed_bytes(1, self.dim))),
+            "residual_norm": (code.residual_norm, torch.float32, (count,)),
+        }
+        for name, (tensor, dtype, shape) in wanted.items():
+            memory_range(name, tensor)
+            if tensor.dtype != dtype or tuple(tensor.shape) != shape:
+                raise ValueError(f"{name} must be {dtype} {shape}, got {tensor.dtype} {tuple(tensor.shape)}")
+        if (code.mse is None) != (self.bits == 1):
+            wanted_mse = "None" if self.bits == 1 else "a Code"
+            raise ValueError(f"mse must be {wanted_mse} at {self.bits} bits, got {code.mse}")
+        if code.mse is not None and code.mse.shape != (count, self.dim):
+            raise ValueError(f"mse must be a Code of shape {(count, self.dim)}, got {code.mse.shape}")

@@ -15,35 +15,17 @@ Shapes: N blocks, B block size.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
-from importlib.util import find_spec
-from types import ModuleType
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from tq.quant.rotation import derive_seed
+from tq.quant import dispatch
+from tq.quant.memory import memory_range
+from tq.quant.rotation import derive_seed, step_seed
+from tq.quant.settings import int_in, one_of
 
 RANGE = 30  # octaves of a block that are told apart
-_OCTAVE, _INFINITY, _NAN = 1 << 23, 0x7F800000, 0x7FC0
-
-
-@lru_cache(maxsize=1)
-def _cpu() -> ModuleType | None:
-    """The CPU kernels; None where Numba is not installed or cannot run."""
-    if find_spec("numba") is None:
-        return None
-    try:
-        from tq.kernels import logscale
-    except ImportError:
-        return None
-    return logscale
-
-
-def _kernel(x: Tensor) -> ModuleType | None:
-    """What works on ``x`` faster than PyTorch's operations, and gives the same."""
-    return _cpu() if x.device.type == "cpu" and x.numel() else None
+_SEED = derive_seed(0, "log")
 
 
 @dataclass(frozen=True)
@@ -54,9 +36,10 @@ class LogCodec:
     block: int = 128
 
     def __post_init__(self) -> None:
-        if self.bits not in (2, 4, 8):
-            raise ValueError(f"bits must be 2, 4 or 8, got {self.bits!r}")
-        if not isinstance(self.block, int) or self.block < 8 or self.block % 8:
+        int_in("bits", self.bits, 2, 8)
+        one_of("bits", self.bits, (2, 4, 8))
+        int_in("block", self.block, 8, 2**31 - 8)
+        if self.block % 8:
             raise ValueError(f"block must be a positive multiple of 8, got {self.block!r}")
 
     @property
@@ -64,76 +47,50 @@ class LogCodec:
         """Stored bits an element, the range of the block included."""
         return self.bits + 32 / self.block
 
-    def encode(self, v: Tensor, step: int = 0) -> tuple[Tensor, Tensor]:
+    @staticmethod
+    def dither_seed(step: int) -> int:
+        """Seed of the rounding in a step."""
+        return step_seed(_SEED, step)
+
+    def encode(self, v: Tensor, step: int = 0, impl: str = "auto") -> tuple[Tensor, Tensor]:
         """(codes uint8 [N, B * bits / 8], ranges int16 [N, 2]) of fp32 numbers >= 0, any shape, padded with zeros.
 
-        step: seeds the rounding. A block with a NaN, an infinity or a negative number decodes to NaN.
+        step: an int >= 0, seeds the rounding. impl: "auto", "reference", "cpu" or "triton". A block with a NaN, an
+        infinity or a negative number decodes to NaN. Raises TypeError for other inputs than fp32 tensors in memory of
+        their own.
         """
-        kernel = _kernel(v)
-        if kernel is not None:
-            blocks = -(-v.numel() // self.block)
-            codes = torch.empty(blocks, self.block * self.bits // 8, dtype=torch.uint8)
-            ranges, words = torch.empty(blocks, 2, dtype=torch.int16), self._words(blocks * self.block, "cpu", step)
-            kernel.encode(v.contiguous(), codes, ranges, words, self.block, self.bits, RANGE)
-            return codes, ranges
-        v_NB = F.pad(v.reshape(-1), (0, -v.numel() % self.block)).view(-1, self.block)
-        place_NB = v_NB.view(torch.int32)
-        high = place_NB.amax(1, keepdim=True)
-        low = torch.where(place_NB == 0, _INFINITY, place_NB).amin(1, keepdim=True)
-        bad = ((high >= _INFINITY) | (low < 0)).squeeze(1)
-        low = torch.minimum(torch.maximum(low, high - RANGE * _OCTAVE), high)
-        ranges = torch.cat([low >> 16, (high + 0xFFFF) >> 16], 1).to(torch.int16)
-        ranges[bad] = _NAN
-        low, width = self._grid(ranges)
-        below = ((place_NB - low).float() / width).floor_().clamp_(0, (1 << self.bits) - 2)
-        lower = self._level(low, width, below)
-        gap = self._level(low, width, below + 1).sub_(lower)
-        up = self._dither(v_NB, step) * gap < v_NB - lower
-        codes = below.add_(1).add_(up).mul_(place_NB != 0).to(torch.uint8)
-        return self._pack(codes), ranges
+        memory_range("v", v)
+        if v.dtype != torch.float32:
+            raise TypeError(f"v must be float32, got {v.dtype}")
+        v = v.detach().resolve_neg().contiguous()
+        blocks = -(-v.numel() // self.block)
+        codes = torch.empty(blocks, self.block * self.bits // 8, dtype=torch.uint8, device=v.device)
+        ranges = torch.empty(blocks, 2, dtype=torch.int16, device=v.device)
+        if blocks:
+            seed = self.dither_seed(step)
+            dispatch.log_encode(v, codes, ranges, seed, impl, block=self.block, bits=self.bits, octaves=RANGE)
+        return codes, ranges
 
-    def decode(self, codes: Tensor, ranges: Tensor, numel: int) -> Tensor:
-        """fp32 [numel]; the inverse of ``encode`` up to its rounding."""
-        kernel = _kernel(codes)
-        if kernel is not None:
-            out = torch.empty(numel)
-            kernel.decode(codes, ranges, out, self.block, self.bits)
-            return out
-        index = self._unpack(codes)
-        low, width = self._grid(ranges)
-        levels = self._level(low, width, (index.float() - 1.0).clamp_min_(0.0)).mul_(index != 0)
-        levels[ranges[:, 1] == _NAN] = torch.nan
-        return levels.view(-1)[:numel]
+    def decode(self, codes: Tensor, ranges: Tensor, numel: int, impl: str = "auto") -> Tensor:
+        """fp32 [numel]; the inverse of ``encode`` up to its rounding.
 
-    def _grid(self, ranges: Tensor) -> tuple[Tensor, Tensor]:
-        """(bits of the lowest level, distance between levels in fp32) [N, 1] each."""
-        low, high = (ranges.int() << 16).split(1, 1)
-        return low, ((high - low).float() / ((1 << self.bits) - 2)).clamp_min_(1.0)
-
-    @staticmethod
-    def _level(low: Tensor, width: Tensor, index: Tensor) -> Tensor:
-        return (low + (index * width).int()).view(torch.float32)
-
-    @staticmethod
-    def _words(count: int, device: torch.device | str, step: int) -> Tensor:
-        """int16 [count] at random, from the step's number."""
-        generator = torch.Generator(device).manual_seed(derive_seed(0, "log", step) & 0x7FFFFFFFFFFFFFFF)
-        words = torch.empty(count // 4, dtype=torch.int64, device=device)
-        return words.random_(-(1 << 63), None, generator=generator).view(torch.int16)
-
-    def _dither(self, like_NB: Tensor, step: int) -> Tensor:
-        """Uniform in (0, 1), 16 bits of randomness each."""
-        words = self._words(like_NB.numel(), like_NB.device, step)
-        return words.view(like_NB.shape).float().add_(32768.5).mul_(1 / 65536)
-
-    def _pack(self, codes: Tensor) -> Tensor:
-        packed, parts = codes[:, :: 8 // self.bits].clone(), 8 // self.bits
-        for part in range(1, parts):
-            packed |= codes[:, part::parts] << (part * self.bits)
-        return packed
-
-    def _unpack(self, packed: Tensor) -> Tensor:
-        if self.bits == 8:
-            return packed
-        mask = (1 << self.bits) - 1
-        return torch.stack([packed >> shift & mask for shift in range(0, 8, self.bits)], 2).flatten(1)
+        Raises TypeError or ValueError for what ``encode`` of ``numel`` numbers cannot have given.
+        """
+        int_in("numel", numel, 0, 2**60)
+        blocks = -(-numel // self.block)
+        wanted = {
+            "codes": (codes, torch.uint8, (blocks, self.block * self.bits // 8)),
+            "ranges": (ranges, torch.int16, (blocks, 2)),
+        }
+        for name, (tensor, dtype, shape) in wanted.items():
+            memory_range(name, tensor)
+            if (tensor.dtype, tuple(tensor.shape), tensor.device) != (dtype, shape, codes.device):
+                raise ValueError(
+                    f"{name} must be {dtype} of shape {shape} on {codes.device} for {numel} numbers; "
+                    f"got {tensor.dtype}, {tuple(tensor.shape)}, {tensor.device}"
+                )
+        out = torch.empty(numel, device=codes.device)
+        if numel:
+            codes, ranges = (tensor.resolve_neg().contiguous() for tensor in (codes, ranges))
+            dispatch.log_decode(codes, ranges, out, impl, block=self.block, bits=self.bits)
+        return out

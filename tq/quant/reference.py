@@ -1,7 +1,8 @@
-"""Reference encoder and decoder of blocks in plain PyTorch: clear, vectorised, CPU and CUDA.
+"""Reference encoders and decoders of blocks in plain PyTorch: clear, vectorised, CPU and CUDA.
 
 The kernels are held to this file, and share its signatures. fp32 arithmetic whatever the input type. No speed beyond
-bounded temporaries: blocks are worked off in chunks.
+bounded temporaries: blocks of ``encode`` and ``decode`` are worked off in chunks. ``log_encode`` and ``log_decode``
+belong to the logarithmic codec of second moments.
 
 Shapes: N blocks, B block size, W packed bytes a block, R rounds, L = 2**bits levels, K multipliers.
 """
@@ -15,9 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tq.quant.bits import pack, unpack
-from tq.quant.rotation import rotate, unrotate
+from tq.quant.rotation import dither, rotate, unrotate
+from tq.quant.scale_search import ONE, STEPS, TOP, Search
 
 _CHUNK_ELEMENTS = 1 << 19  # fp32 temporaries of 2 MB stay in a core's cache
+_OCTAVE, _INFINITY, _NAN = 1 << 23, 0x7F800000, 0x7FC0  # bits of fp32; upper half of a NaN's
 
 
 def _chunks(rows: int, dim: int, block: int) -> Iterator[tuple[slice, slice, slice]]:
@@ -60,6 +63,24 @@ def _squared_sine(u_NB: Tensor, q_NB: Tensor) -> Tensor:
     return (energy_N * loss_N - product_N * product_N) / (energy_N * (energy_N - 2 * product_N + loss_N))
 
 
+def _best_multipliers(u_NB: Tensor, search: Search, levels_L: Tensor, thresholds: Tensor) -> Tensor:
+    """[N]: of the multipliers, the one whose codes have the largest cosine with the block; the first wins ties."""
+    best_N = u_NB.new_full(u_NB.shape[:1], search.multipliers[0])
+    steps_NB = torch.round(u_NB.nan_to_num().abs() * STEPS).clamp(max=TOP)
+    least_N = torch.full_like(best_N, torch.inf)
+    for k, multiplier in enumerate(search.multipliers):
+        if search.levels:
+            q_NB = u_NB.new_tensor(search.levels)[torch.bucketize(steps_NB, u_NB.new_tensor(search.cuts[k]))]
+            dot_N, square_N = (steps_NB * q_NB).sum(1), (q_NB * q_NB).sum(1)  # integers below 2**24: exact
+            loss_N = -(dot_N * dot_N / square_N)
+        else:
+            trial_NB = u_NB * multiplier
+            loss_N = _squared_sine(trial_NB, levels_L[torch.bucketize(trial_NB, thresholds)])
+        better_N = loss_N < least_N
+        best_N, least_N = torch.where(better_N, multiplier, best_N), torch.where(better_N, loss_N, least_N)
+    return best_N
+
+
 def encode(
     x_RD: Tensor,
     payload_NW: Tensor,
@@ -73,7 +94,7 @@ def encode(
     seed: int,
     levels_L: Tensor,
     thresholds: Tensor,
-    multipliers: tuple[float, ...],
+    search: Search = ONE,
     factor: float = 1.0,
 ) -> None:
     """Encode ``factor * x_RD`` [rows, dim] (fp32, bf16 or fp16) into ``payload_NW`` (uint8) and ``scale_N``.
@@ -98,15 +119,9 @@ def encode(
         rms_N = z_NB.norm(dim=1) * block**-0.5
         u_NB = z_NB / torch.where(rms_N > 0, rms_N, 1.0)[:, None]
 
-        for k, multiplier in enumerate(multipliers):
-            trial_NB = torch.bucketize(u_NB * multiplier, thresholds, out_int32=True)  # thresholds strictly below
-            sine_N = _squared_sine(u_NB * multiplier, levels_L[trial_NB]) if len(multipliers) > 1 else rms_N
-            if k == 0:
-                index_NB, least_N = trial_NB, sine_N
-                continue
-            better_N = sine_N < least_N  # first wins ties
-            index_NB = torch.where(better_N[:, None], trial_NB, index_NB)
-            least_N = torch.where(better_N, sine_N, least_N)
+        if len(search.multipliers) > 1:
+            u_NB = u_NB * _best_multipliers(u_NB, search, levels_L, thresholds)[:, None]
+        index_NB = torch.bucketize(u_NB, thresholds, out_int32=True)  # thresholds strictly below
         q_NB = levels_L[index_NB]
         dot_N, square_N = (z_NB * q_NB).sum(1), (q_NB * q_NB).sum(1)
 
@@ -147,3 +162,56 @@ def decode(
             target_RC += y_RC
         else:
             target_RC.copy_(y_RC)
+
+
+# --- the logarithmic codec of second moments ------------------------------------------------------------------
+
+
+def _log_grid(ranges: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    """(bits of the lowest level, distance between levels in fp32) [N, 1] each."""
+    low, high = (ranges.int() << 16).split(1, 1)
+    return low, ((high - low).float() / ((1 << bits) - 2)).clamp_min_(1.0)
+
+
+def _log_level(low: Tensor, width: Tensor, index: Tensor) -> Tensor:
+    return (low + (index * width).int()).view(torch.float32)
+
+
+def log_encode(
+    v: Tensor, codes_NW: Tensor, ranges_N2: Tensor, seed: int, *, block: int, bits: int, octaves: int
+) -> None:
+    """Encode fp32 ``v`` (padded with zeros) into ``codes_NW`` uint8 and ``ranges_N2`` int16.
+
+    seed: of the dither. octaves: of a block that are told apart.
+    """
+    v_NB = F.pad(v.reshape(-1), (0, -v.numel() % block)).view(-1, block)
+    place_NB = v_NB.view(torch.int32)
+    high = place_NB.amax(1, keepdim=True)
+    low = torch.where(place_NB == 0, _INFINITY, place_NB).amin(1, keepdim=True)
+    bad = ((high >= _INFINITY) | (low < 0)).squeeze(1)
+    low = torch.minimum(torch.maximum(low, high - octaves * _OCTAVE), high)
+    ranges_N2.copy_(torch.cat([low >> 16, (high + 0xFFFF) >> 16], 1))
+    ranges_N2[bad] = _NAN
+    low, width = _log_grid(ranges_N2, bits)
+    below = ((place_NB - low).float() * (1.0 / width)).floor_().clamp_(0, (1 << bits) - 2)
+    lower = _log_level(low, width, below)
+    gap = _log_level(low, width, below + 1).sub_(lower)
+    words = dither(seed, v_NB.numel(), v.device).view(v_NB.shape)
+    chance = words.float().add_(0.5).mul_(1 / 65536)  # uniform in (0, 1), 16 bits of randomness
+    codes = below.add_(1).add_(chance * gap < v_NB - lower).mul_(place_NB != 0).to(torch.uint8)
+    parts = 8 // bits
+    codes_NW.copy_(codes[:, ::parts])
+    for part in range(1, parts):
+        codes_NW |= codes[:, part::parts] << (part * bits)
+
+
+def log_decode(codes_NW: Tensor, ranges_N2: Tensor, out: Tensor, *, block: int, bits: int) -> None:
+    """Decode into fp32 ``out``; the inverse of ``log_encode`` up to its rounding."""
+    index = codes_NW
+    if bits < 8:
+        parts = [codes_NW >> shift & ((1 << bits) - 1) for shift in range(0, 8, bits)]
+        index = torch.stack(parts, 2).flatten(1)
+    low, width = _log_grid(ranges_N2, bits)
+    levels = _log_level(low, width, (index.float() - 1.0).clamp_min_(0.0)).masked_fill_(index == 0, 0.0)
+    levels[ranges_N2[:, 1] == _NAN] = torch.nan
+    out.view(-1).copy_(levels.view(-1)[: out.numel()])

@@ -2,11 +2,11 @@
 
 from tq.systems.efficiency import Efficiency
 from tq.systems.hardware import Cluster
+from tq.systems.iteration import Prediction, predict
 from tq.systems.layout import Bits, Compression, Layout
 from tq.systems.memory import Memory, memory
-from tq.systems.model import Experts, Transformer
 from tq.systems.parallel import best, layouts
-from tq.systems.step import Prediction, predict
+from tq.systems.shape import Experts, Transformer
 
 __all__ = [
     "Bits", "Cluster", "Compression", "Efficiency", "Experts", "Layout", "Memory", "Prediction", "Transformer",

@@ -1,7 +1,7 @@
 """Which share of a machine's rates is reached: two fitted constants a GPU type, two a software generation.
 
 `data/software.csv` holds what is known of a generation (fused attention, width of gradients), `data/efficiency.csv`
-what `python -m tq.systems.fit` fitted to published runs. Nothing is fitted at import.
+what `python -m tq.systems.calibration` fitted to published runs. Nothing is fitted at import.
 """
 
 from __future__ import annotations
@@ -13,11 +13,15 @@ from statistics import median
 import numpy as np
 
 from tq.systems import tables
-from tq.systems.checks import Real, one_of, positive
+from tq.systems.arguments import Real, one_of, positive
 from tq.systems.hardware import gpu as known_gpu
 from tq.systems.memory import Software
 
-FACTS = ("software", "flash", "gradient_bytes", "loss_bytes", "dtensor", "hidden_is_free", "source", "checked")
+FACTS = (
+    "software", "flash", "gradient_bytes", "loss_bytes", "dtensor", "hidden_is_free", "stops_early", "source",
+    "checked",
+)  # fmt: skip
+YES_OR_NO = ("flash", "dtensor", "hidden_is_free", "stops_early")
 FITTED = ("kind", "name", "constant", "value", "rows", "basis")
 CONSTANTS = {
     "gpu": ("gemm", "hbm"), "software": ("compute", "communication"), "pair": ("rows",), "interval": ("low", "high"),
@@ -54,10 +58,12 @@ class Efficiency:
 
 @dataclass(frozen=True)
 class Facts:
-    """memory: what memory depends on. hidden_is_free: ZeRO-3 traffic that hides takes nothing from the computation."""
+    """memory: what memory depends on. hidden_is_free: ZeRO-3 traffic that hides takes nothing from the computation.
+    stops_early: full recomputation ends with the last tensor that the backward pass needs."""
 
     memory: Software
     hidden_is_free: bool
+    stops_early: bool = False
 
     @property
     def flash(self) -> bool:
@@ -75,12 +81,12 @@ def _software() -> dict[str, Facts]:
     path = tables.folder() / "software.csv"
     found = {}
     for line, row in enumerate(tables.read(path, FACTS), start=2):
-        for column in ("flash", "dtensor", "hidden_is_free"):
+        for column in YES_OR_NO:
             one_of(f"{path.name}, row {line}: {column}", row[column], ("yes", "no"))
         width, loss = (tables.number(path, line, name, row[name]) for name in ("gradient_bytes", "loss_bytes"))
-        flash, dtensor, free = (row[name] == "yes" for name in ("flash", "dtensor", "hidden_is_free"))
+        flash, dtensor, free, early = (row[name] == "yes" for name in YES_OR_NO)
         held = Software(gradient_bytes=width, flash=flash, loss_bytes=loss, dtensor=dtensor)
-        found[row["software"]] = Facts(held, free)
+        found[row["software"]] = Facts(held, free, early)
     return found
 
 
@@ -111,7 +117,7 @@ def constants() -> dict[tuple[str, str], dict[str, float]]:
 def efficiency(gpu: str, software: str) -> Efficiency:
     """The constants of a GPU type under a software generation. Where no published run has the two together, the
     software's kernels are taken to be no faster than those of most such runs on that chip, and the interval is wider;
-    wider still where none has the chip. ValueError where either is unknown."""
+    where none has the chip it is at least as wide. ValueError where either is unknown."""
     known_gpu(gpu)
     software_facts(software)
     table = constants()

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from tq.systems import tables
-from tq.systems.checks import Real, one_of, positive, positive_int
+from tq.systems.arguments import Real, one_of, positive, positive_int
 
 COLUMNS = ("kind", "name", "quantity", "value", "unit", "source", "date", "checked", "note")
 CHECKED = ("read in source", "transcribed, not re-read", "not found", "assumed")

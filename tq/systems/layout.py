@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tq.systems.checks import Real, boolean, one_of, positive, positive_int
-from tq.systems.model import Transformer
+from tq.systems.arguments import Real, boolean, one_of, positive, positive_int
+from tq.systems.shape import Transformer
 
 RECOMPUTE = ("none", "selective", "full")
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypedDict, Unpack
 
-from tq.systems.checks import boolean, instance, one_number
+from tq.systems.arguments import boolean, instance, one_number
 from tq.systems.layout import Bits, Compression, Layout
-from tq.systems.model import Transformer
+from tq.systems.shape import Transformer
 
 WEIGHT_BYTES = 2.0
 FUSED_LOSS_BYTES = 4.0  # a logit: Megatron's loss keeps it in fp32 alone [Korthikanti et al. 2022, section 4.3]
@@ -55,7 +55,7 @@ class Memory:
 def stage_parameters(model: Transformer, layout: Layout, stage: str) -> tuple[float, float]:
     """Parameters that a GPU of this stage holds before ZeRO: (all but routed experts, routed experts)."""
     share = layout.stage_layers(model) / model.layers
-    dense = model.layers * (model.attention_parameters + 2 * model.norm_parameters)
+    dense = model.layers * (model.attention_parameters + model.norms * model.norm_parameters)
     dense += (model.layers - model.moe_layers) * model.mlp_parameters
     routed = 0.0
     if model.moe is not None:
@@ -75,7 +75,8 @@ def _layer_bytes(model: Transformer, layout: Layout, flash: bool, dtensor: bool)
     """Activations of a layer for one token, split by tensor parallelism: (outside, inside, attention scores)."""
     h, t = float(model.hidden), layout.tp
     masks = 0.0 if model.gated else 2 * h  # one byte an element, after attention and after the MLP
-    norms, products = 4 * h + masks, 4 * h  # inputs of both norms; inputs of the QKV and of the MLP product
+    # inputs of the norms; inputs of the QKV and of the MLP product, which is one and the same in a parallel block
+    norms, products = 2 * model.norms * h + masks, 2 * model.norms * h
     attention = 2 * (model.q_width + 2 * model.kv_width) + 2 * model.q_width  # Q, K, V and the input of the projection
     per_width = 6.0 if model.gated else 4.0  # gate, up and their product; or the GELU's input and output
     mlp = per_width * model.width * (model.layers - model.moe_layers)

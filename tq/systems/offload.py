@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tq.systems import tables
-from tq.systems.checks import Real, boolean, instance, one_of, positive, positive_int
+from tq.systems.arguments import Real, boolean, instance, one_of, positive, positive_int
 from tq.systems.hardware import CHECKED, GIGA
 
 COLUMNS = ("name", "quantity", "value", "unit", "source", "date", "checked", "note")

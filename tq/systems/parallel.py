@@ -1,4 +1,4 @@
-"""Which layouts a cluster can run a model in, and which of them the model of `tq.systems.step` predicts to be fastest.
+"""Which layouts a cluster can run a model in, and which of them `tq.systems.iteration` predicts to be fastest.
 
     layout, prediction = best(Transformer.preset("llama2-70b"), Cluster("h100-80gb", 1024), global_batch=1024)
 
@@ -13,13 +13,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tq.systems.checks import instance, positive, positive_int
+from tq.systems.arguments import instance, positive, positive_int
 from tq.systems.efficiency import Efficiency, software_facts
 from tq.systems.hardware import Cluster
+from tq.systems.iteration import PARTS, Prediction, predict
 from tq.systems.layout import RECOMPUTE, Bits, Compression, Layout
 from tq.systems.memory import memory
-from tq.systems.model import Transformer
-from tq.systems.step import PARTS, Prediction, predict
+from tq.systems.shape import Transformer
 
 __all__ = ["PARTS", "Bits", "Choice", "Compression", "Layout", "Prediction", "best", "layouts", "predict"]
 

@@ -1,1 +1,1 @@
-"""Training on real data: a small GPT, corpora, the training loop, and what the quantizer meets inside them."""
+"""Training with compressed gradients, optimizer state and activations, on real data."""

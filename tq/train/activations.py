@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Collection, Mapping
+from contextlib import ExitStack
 from functools import partial
-from types import FunctionType
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -28,6 +27,8 @@ from torch.utils.checkpoint import checkpoint
 
 from tq.quant.bits import pack, unpack
 from tq.quant.codec import DTYPES, Codec
+from tq.quant.memory import is_dense
+from tq.train import _torch_private
 
 _OPERATIONS = {
     "linear": "linear conv1d conv2d conv3d",
@@ -42,10 +43,6 @@ _KIND_OF = {name: kind for kind, names in _OPERATIONS.items() for name in names.
 _ATTENDED = ("query", "key", "value")
 _RECOMPUTED = {"norm": ("rms_norm", "layer_norm", "group_norm"), "nonlinearity": ("gelu", "silu", "mish", "hardswish")}
 _CASTS = ("to", "type", "type_as", "float", "bfloat16", "half")
-_SOFTMAX = ("SoftmaxBackward0", "SafeSoftmaxBackward0")
-_KEEP_ORDER = ("ViewBackward0", "ToCopyBackward0")
-_PARTS = ("SplitBackward0", "SplitWithSizesBackward0", "SliceBackward0", "SelectBackward0")
-_VIEWS = (*_KEEP_ORDER, *_PARTS, "TBackward0", "TransposeBackward0", "PermuteBackward0", "AliasBackward0")
 
 _Key = tuple[Any, ...]
 
@@ -86,15 +83,11 @@ class Report:
         return sum(after for _, after in self.by_kind.values())
 
 
-def compress_activations(
-    codec: Codec | None = None,
-    bits: int | Mapping[str, int | None] | None = None,
-    *,
-    recompute: Collection[str] = (),
-    min_elements: int = 1024,
-    step: int = 0,
-) -> AbstractContextManager[Report]:
+class compress_activations:
     """Context in which autograd keeps codes instead of floating-point activations; backward may run in or after it.
+
+    One object serves a whole training run: it counts the forward passes whose activations it coded, and each has other
+    rotations, so that errors average out. An evaluation that keeps nothing is not counted.
 
     Gradients stay unbiased as far as they are linear in what was saved (linear layers, convolutions, products of
     independent codes); through the derivative of a norm, a nonlinearity or a softmax the noise enters at second order.
@@ -113,41 +106,63 @@ def compress_activations(
         recompute: of "norm" and "nonlinearity": their results are computed again from their coded inputs, also for an
             operation whose own kind is kept exact.
         min_elements: smaller tensors stay exact.
-        step: number of the training step; another one gives other rotations, so that errors average out.
+        step: number of the first forward pass.
 
-    Yields:
-        the ``Report``, complete when the forward pass is.
+    Entered, it gives the ``Report``, complete when the forward pass is; entered twice at once, it raises RuntimeError.
+
+    Attributes:
+        step: number of the next forward pass. To resume a run, save it and set it.
     """
-    codec = Codec(scale_dtype=torch.bfloat16) if codec is None else codec
-    if not isinstance(codec, Codec):
-        raise TypeError(f"codec must be a tq.Codec or None, got {type(codec).__name__}")
-    wanted = dict.fromkeys(BITS, bits) if isinstance(bits, int) else {**BITS, **(bits or {})}
-    if unknown := set(wanted) - set(BITS):
-        raise ValueError(f"bits must be for kinds among {', '.join(BITS)}, got {sorted(unknown)}")
-    if unknown := set(recompute) - set(RECOMPUTE):
-        raise ValueError(f"recompute must be among {', '.join(RECOMPUTE)}, got {sorted(unknown)}")
-    for name, value, low in (("min_elements", min_elements, 1), ("step", step, 0)):
-        if not isinstance(value, int) or value < low:
-            raise ValueError(f"{name} must be an int of at least {low}, got {value!r}")
-    codecs = {kind: _with_bits(codec, b) for kind, b in wanted.items() if b is not None}
-    return _compressing(_Watch(codecs, frozenset(recompute), min_elements, step))
+
+    def __init__(
+        self,
+        codec: Codec | None = None,
+        bits: int | Mapping[str, int | None] | None = None,
+        *,
+        recompute: Collection[str] = (),
+        min_elements: int = 1024,
+        step: int = 0,
+    ):
+        codec = Codec(scale_dtype=torch.bfloat16) if codec is None else codec
+        if not isinstance(codec, Codec):
+            raise TypeError(f"codec must be a tq.Codec or None, got {type(codec).__name__}")
+        wanted = dict.fromkeys(BITS, bits) if isinstance(bits, int) else {**BITS, **(bits or {})}
+        if unknown := set(wanted) - set(BITS):
+            raise ValueError(f"bits must be for kinds among {', '.join(BITS)}, got {sorted(unknown)}")
+        if unknown := set(recompute) - set(RECOMPUTE):
+            raise ValueError(f"recompute must be among {', '.join(RECOMPUTE)}, got {sorted(unknown)}")
+        for name, value, low in (("min_elements", min_elements, 1), ("step", step, 0)):
+            if not isinstance(value, int) or value < low:
+                raise ValueError(f"{name} must be an int of at least {low}, got {value!r}")
+        self.step = step
+        self._codecs = {kind: _with_bits(codec, b) for kind, b in wanted.items() if b is not None}
+        self._recompute, self._min_elements = frozenset(recompute), min_elements
+        self._entered: tuple[_Watch, ExitStack] | None = None
+
+    def __enter__(self) -> Report:
+        if self._entered is not None:
+            raise RuntimeError("this context is entered already; for one inside it make another compress_activations")
+        watch = _Watch(self._codecs, self._recompute, self._min_elements, self.step)
+        with ExitStack() as stack:
+            # This imports the compiler, a second once, which building any optimizer of torch does too; and a model may
+            # be compiled inside the context.
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+            stack.enter_context(watch)
+            stack.enter_context(torch.autograd.graph.saved_tensors_hooks(watch.pack, _restored))
+            self._entered = watch, stack.pop_all()
+        return watch.report
+
+    def __exit__(self, *raised: Any) -> None:
+        assert self._entered is not None
+        (watch, stack), self._entered = self._entered, None
+        watch.recipes.clear()
+        self.step += watch.coded > 0
+        stack.__exit__(*raised)
 
 
 def _with_bits(codec: Codec, bits: int) -> Codec:
     scale = torch.float32 if bits > 6 else codec.scale_dtype
     return dataclasses.replace(codec, bits=bits, scale_dtype=scale, nonfinite="propagate")
-
-
-@contextmanager
-def _compressing(watch: _Watch) -> Iterator[Report]:
-    # This imports the compiler, a second once, which building any optimizer of torch does too; and a model may be
-    # compiled inside the context.
-    eager = torch.compiler.set_stance("force_eager")
-    with eager, watch, torch.autograd.graph.saved_tensors_hooks(watch.pack, _restored):
-        try:
-            yield watch.report
-        finally:
-            watch.recipes.clear()
 
 
 class _Held(NamedTuple):
@@ -157,7 +172,7 @@ class _Held(NamedTuple):
     version: int
 
     def unchanged(self) -> Tensor:
-        if (now := _version(self.tensor)) != self.version:
+        if (now := _torch_private.version(self.tensor)) != self.version:
             raise RuntimeError(
                 f"a tensor of shape {list(self.tensor.shape)} that backward needs was changed in place after it was "
                 f"saved: it is at version {now}, expected version {self.version}"
@@ -233,7 +248,7 @@ class _Watch(TorchFunctionMode):
 
     def _on_top(self) -> bool:
         """Whether what is saved now comes here; inside a checkpoint it does not, and must be saved as in its rerun."""
-        hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
+        hooks = _torch_private.saved_tensors_hooks()
         return hooks is not None and hooks[0] == self.pack
 
     def _remember(
@@ -241,7 +256,7 @@ class _Watch(TorchFunctionMode):
     ) -> None:
         """``result`` can be computed again from what is kept of the first argument."""
         source = self._find(_key(args[0]), self._tolerated(kind))
-        if source is None or not all(x.is_leaf for x in weights) or not _dense(result):
+        if source is None or not all(x.is_leaf for x in weights) or not is_dense(result):
             return
         saved, rest, held = _Saved(source, *_view(args[0])), args[1:], [_hold(x) for x in weights]
         device, shape, stride = result.device.type, result.shape, result.stride()
@@ -260,7 +275,7 @@ class _Watch(TorchFunctionMode):
 
     def _remember_cast(self, result: Tensor, source: Tensor) -> None:
         recipe, dtype = self.recipes.get(_key(source)), result.dtype
-        if recipe is not None and _dense(result) and result.stride() == source.stride():
+        if recipe is not None and is_dense(result) and result.stride() == source.stride():
             again = recipe.restore
             self._put_down(result, lambda: again().to(dtype), recipe.level)
 
@@ -302,7 +317,7 @@ class _Watch(TorchFunctionMode):
         if kind != "linear" or self.call is None or not self.call.tensors:
             return tensor
         given = self.call.tensors[0]
-        if given.dtype == tensor.dtype or not _dense(given) or not _dense(tensor) or not _same_order(tensor, given):
+        if given.dtype == tensor.dtype or not is_dense(given) or not is_dense(tensor) or not _same_order(tensor, given):
             return tensor
         key = _key(given)
         # An exact cast is a tensor of its own: whoever changes the original later does not change it.
@@ -325,18 +340,18 @@ class _Watch(TorchFunctionMode):
                 return "statistics" if call is not None and not given else None
             return "integer" if tensor.dtype != torch.bool else "mask"
         node: Any = tensor.grad_fn
-        while node is not None and type(node).__name__ in _VIEWS:
+        while node is not None and type(node).__name__ in _torch_private.VIEWS:
             node = node.next_functions[0][0]
-        if type(node).__name__ == "AccumulateGrad":  # a weight, transposed or as autocast casts it
+        if type(node).__name__ == _torch_private.LEAF:  # a weight, transposed or as autocast casts it
             return None
         if call is None:
-            return "other" if _own_result(tensor.grad_fn) else "checkpoint"
+            return "other" if _torch_private.is_youngest(tensor.grad_fn) else "checkpoint"
         if call.kind == "norm" and tensor.numel() < max((x.numel() for x in call.tensors), default=0):
             return "statistics"  # they scale whole rows
         if call.kind == "mask":
-            return "mask" if type(node).__name__ == "ReluBackward0" else "other"
+            return "mask" if type(node).__name__ == _torch_private.RELU else "other"
         if call.kind == "attention":
-            if type(node).__name__ in _SOFTMAX:  # without a fused kernel
+            if type(node).__name__ in _torch_private.SOFTMAX:  # without a fused kernel
                 return "other"
             places = {x.data_ptr(): name for x, name in zip(call.tensors[:3][::-1], _ATTENDED[::-1], strict=False)}
             return places.get(tensor.data_ptr(), "attention")
@@ -344,14 +359,14 @@ class _Watch(TorchFunctionMode):
 
     def _keep(self, tensor: Tensor, kind: str) -> tuple[_Kept, int]:
         """What is kept of ``tensor``, and its bytes."""
-        flat = tensor.as_strided((tensor.numel(),), (1,)) if _dense(tensor) else tensor
+        flat = tensor.as_strided((tensor.numel(),), (1,)) if is_dense(tensor) else tensor
         if kind == "mask" and 0 not in tensor.stride():
             return _keep_mask(flat)
         if not self._codable(tensor, kind):
             held = _hold(flat)
             return _Kept(tensor, held.unchanged), _nbytes(tensor)
         self.coded += 1
-        encoded = (chosen := self.codecs[kind].derive("activation", self.step, self.coded)).encode(flat)
+        encoded = (chosen := self.codecs[kind].derive("activation", self.coded).at_step(self.step)).encode(flat)
         return _Kept(tensor, lambda: chosen.decode(encoded), _CODED), encoded.nbytes
 
     def _codable(self, tensor: Tensor, kind: str) -> bool:
@@ -385,38 +400,22 @@ def _transparent(func: Any, given: tuple[Any, ...]) -> Callable[..., Any] | None
 
     None where it cannot be had: then what is inside stays exact.
     """
-    if not isinstance(func, FunctionType) or "has_torch_function" not in func.__code__.co_names:
-        return None
-    if not all(_ordinary(x) for x in given if isinstance(x, Tensor)):
-        return None
-    scope = func.__globals__ | {"has_torch_function": lambda tensors: False}
-    inside = FunctionType(func.__code__, scope, func.__name__, func.__defaults__, func.__closure__)
-    inside.__kwdefaults__ = func.__kwdefaults__
-    return inside
+    ordinary = all(_ordinary(x) for x in given if isinstance(x, Tensor))
+    return _torch_private.transparent(func) if ordinary else None
 
 
 def _same_order(tensor: Tensor, source: Tensor) -> bool:
     """Whether ``tensor`` was made of ``source`` by casts and views alone, which keep the order of the elements."""
     node: Any = tensor.grad_fn
-    while node is not None and type(node).__name__ in _KEEP_ORDER:
+    while node is not None and type(node).__name__ in _torch_private.KEEP_ORDER:
         node, output = node.next_functions[0]
         if node is not None and node is source.grad_fn and output == source.output_nr:
             return True
     return False
 
 
-def _own_result(node: Any) -> bool:
-    """Whether the ``autograd.Function`` that saves has this node: nothing younger is in the graph then."""
-    youngest = torch.autograd._get_sequence_nr() - 1
-    return isinstance(node, torch.autograd.function.BackwardCFunction) and node._sequence_nr() == youngest
-
-
 def _hold(tensor: Tensor) -> _Held:
-    return _Held(tensor, _version(tensor))
-
-
-def _version(tensor: Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
+    return _Held(tensor, _torch_private.version(tensor))
 
 
 def _ordinary(x: Any) -> bool:
@@ -424,18 +423,8 @@ def _ordinary(x: Any) -> bool:
     return type(x) in (Tensor, torch.nn.Parameter) and x.layout == torch.strided
 
 
-def _dense(tensor: Tensor) -> bool:
-    """Whether the elements fill one stretch of memory, each once, in whatever order."""
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size != 1 and stride != expected:
-            return False
-        expected *= size
-    return True
-
-
 def _view(tensor: Tensor) -> tuple[torch.Size, tuple[int, ...], torch.dtype, bool]:
-    return tensor.shape, tensor.stride(), tensor.dtype, _dense(tensor)
+    return tensor.shape, tensor.stride(), tensor.dtype, is_dense(tensor)
 
 
 def _nbytes(tensor: Tensor) -> int:
@@ -444,7 +433,7 @@ def _nbytes(tensor: Tensor) -> int:
 
 def _key(tensor: Tensor, mask: bool = False) -> _Key:
     """Equal for views of the same elements in the same state; unique while the storage is known to a ``_Kept``."""
-    place = (tensor.numel(),) if _dense(tensor) else (tensor.shape, tensor.stride())
-    storage = tensor.untyped_storage()._cdata
+    place = (tensor.numel(),) if is_dense(tensor) else (tensor.shape, tensor.stride())
     lazy = tensor.is_conj(), tensor.is_neg()
-    return storage, tensor.storage_offset(), tensor.dtype, _version(tensor), lazy, mask, *place
+    state = tensor.dtype, _torch_private.version(tensor), lazy
+    return _torch_private.storage(tensor), tensor.storage_offset(), *state, mask, *place

@@ -21,40 +21,44 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from tq.quant.codec import Codec
-from tq.train.collectives import Codecs, Mean, Work, background, chunk_numel, over_group, simulate
-from tq.train.exchange import agree, guarded
+from tq.train.collectives import (
+    Averaged,
+    Codecs,
+    Mean,
+    Residuals,
+    Work,
+    background,
+    chunk_numel,
+    mean_in_process,
+    over_group,
+)
+from tq.train.comm.agreement import Request, check_consistent
+from tq.train.comm.channels import channel_of
+from tq.train.shards import local, rank_and_size
 
 VERSION = 1
 
 
 class _Fragment:
-    """Parameters that agree together, with the weights agreed upon, the outer momentum and what feedback owes."""
+    """Parameters that agree together, with the weights agreed upon, the outer momentum and the residuals."""
 
     def __init__(self, parameters: list[Tensor]) -> None:
         self.parameters = parameters
         self.agreed = self.local()
         self.momentum = torch.zeros_like(self.agreed)
-        self.errors: tuple[Tensor, Tensor] | None = None
+        self.residuals: Residuals | None = None
         self.due = -1
-        self.asked: Mean | None = None
-        self.work: Work | None = None
+        self.pending: Averaged | Work[Averaged] | None = None  # of the exchange that ends with step ``due``
 
     def local(self) -> Tensor:
         """The replica's own weights, flat, in fp32: a copy."""
-        return torch.cat([_local(p).reshape(-1).float() for p in self.parameters])
+        return torch.cat([local(p).reshape(-1).float() for p in self.parameters])
 
     def write(self, flat: Tensor) -> None:
-        for p, part in zip(self.parameters, flat.split([_local(p).numel() for p in self.parameters]), strict=True):
-            _local(p).copy_(part.view(_local(p).shape))
-
-
-def _local(p: Tensor) -> Tensor:
-    """A parameter's own shard: FSDP2 keeps DTensors."""
-    own = p.detach()
-    return own.to_local() if isinstance(own, DTensor) else own
+        for p, part in zip(self.parameters, flat.split([local(p).numel() for p in self.parameters]), strict=True):
+            local(p).copy_(part.view(local(p).shape))
 
 
 class DiLoCo:
@@ -64,7 +68,7 @@ class DiLoCo:
         parameters: of the model, the same on all replicas (or this rank's shards of them, with ``group`` the ranks that
             hold the same shards at other sites).
         every: H, inner steps between two agreements of a parameter; a multiple of ``fragments``.
-        codec: of the pseudo-gradients, or one for each leg; None: fp32.
+        codec: of the pseudo-gradients, or one for each phase; None: fp32.
         lr, momentum: of the outer Nesterov step.
         fragments: parts of the model that agree in turn.
         delay: inner steps behind which an exchange goes on; less than every / fragments.
@@ -103,13 +107,9 @@ class DiLoCo:
         self.compared = False  # whether the replicas have been seen to hold the same weights
 
     @property
-    def place(self) -> tuple[int, int]:
+    def rank_and_size(self) -> tuple[int, int]:
         """(rank, ranks) among the replicas."""
-        if self.simulated is not None:
-            return self.simulated
-        if dist.is_available() and dist.is_initialized():
-            return dist.get_rank(self.group), dist.get_world_size(self.group)
-        return 0, 1
+        return rank_and_size(self.group, self.simulated)
 
     @torch.no_grad()
     def step(self) -> None:
@@ -117,40 +117,43 @@ class DiLoCo:
 
         The first one raises GroupError where the replicas did not start from the same weights.
         """
-        together = self.simulated is None and self.place[1] > 1
+        together = self.simulated is None and self.rank_and_size[1] > 1
         if together and not self.compared:
             weights = hashlib.blake2b(digest_size=8)
             for fragment in self.fragments:
                 weights.update(fragment.agreed.cpu().numpy().tobytes())
-            with guarded(self.group):
-                agree(f"replicas with the weights {weights.hexdigest()}", self.fragments[0].agreed.device, self.group)
+            start = Request(f"replicas with the weights {weights.hexdigest()}")
+            check_consistent(start, self.fragments[0].agreed.device, channel_of(self.group), "each")
             self.compared = True
-        for fragment, asked in self.ask():
-            if not together:
-                simulate([asked])
-            elif self.inside is not None and dist.get_rank(self.inside):
-                pass  # the first rank of the site asks the others
-            elif self.delay:
-                fragment.work = background(asked, self.group)
-            else:
-                over_group(asked, self.group)
+        started = self.ask()
+        for (fragment, _), answer in zip(started, self._answers([asked for _, asked in started]), strict=True):
+            fragment.pending = answer
         self.finish()
+
+    def _answers(self, asked: list[Mean]) -> Sequence[Averaged | Work[Averaged]]:
+        if self.simulated is not None or self.rank_and_size[1] == 1:
+            return [mean_in_process([each])[0] for each in asked]
+        if self.inside is not None and dist.get_rank(self.inside):  # the first rank of the site asks the others
+            return [Averaged(each.x, each.residuals) for each in asked]
+        if self.delay:
+            return [background(each, self.group) for each in asked]
+        return over_group(asked, self.group)
 
     @torch.no_grad()
     def ask(self) -> list[tuple[_Fragment, Mean]]:
         """Counts an inner step; the means that must be formed now."""
         self.steps_done += 1
-        started, (rank, ranks) = [], self.place
+        started, (rank, ranks) = [], self.rank_and_size
         for number, fragment in enumerate(self.fragments):
             turn = (number + 1) * (self.every // len(self.fragments)) % self.every
             if self.steps_done % self.every == turn:
                 x = fragment.agreed - fragment.local()
-                if self.feedback and fragment.errors is None:
+                if self.feedback and fragment.residuals is None:
                     assert self.codecs is not None
                     mine = chunk_numel(x.numel(), self.codecs[0].block, rank, ranks)
-                    fragment.errors = torch.zeros_like(x), torch.zeros(mine, device=x.device)
-                asked = Mean(x, self.codecs, (self.steps_done, number), fragment.errors)
-                fragment.asked, fragment.due = asked, self.steps_done + self.delay
+                    fragment.residuals = torch.zeros_like(x), torch.zeros(mine, dtype=x.dtype, device=x.device)
+                asked = Mean(x, self.codecs, (self.steps_done, number), fragment.residuals)
+                fragment.due = self.steps_done + self.delay
                 self.bytes_sent += asked.sent_bytes(ranks)
                 started.append((fragment, asked))
         return started
@@ -159,22 +162,20 @@ class DiLoCo:
     def finish(self) -> None:
         """The outer step of the fragments whose mean is due now."""
         for fragment in self.fragments:
-            if fragment.due == self.steps_done and fragment.asked is not None:
-                if fragment.work is not None:
-                    fragment.work.wait()
-                mean = fragment.asked.x
+            if fragment.due == self.steps_done and fragment.pending is not None:
+                pending = fragment.pending
+                mean, fragment.residuals = pending.wait() if isinstance(pending, Work) else pending
                 if self.inside is not None:
                     dist.broadcast(mean, group=self.inside, group_src=0)
-                fragment.errors = fragment.asked.errors
                 fragment.momentum.mul_(self.momentum).add_(mean)
                 fragment.agreed.sub_(mean.add(fragment.momentum, alpha=self.momentum), alpha=self.lr)
                 new = fragment.agreed
                 fragment.write(new if not self.mix else torch.lerp(new, fragment.local(), self.mix))
-                fragment.asked, fragment.work, fragment.due = None, None, -1
+                fragment.pending, fragment.due = None, -1
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors, numbers and texts only. Not while an exchange goes on behind inner steps (RuntimeError)."""
-        if any(fragment.asked is not None for fragment in self.fragments):
+        if any(fragment.pending is not None for fragment in self.fragments):
             raise RuntimeError(
                 f"an exchange is under way until step {max(f.due for f in self.fragments)}, this is {self.steps_done}; "
                 "save between exchanges"
@@ -183,7 +184,7 @@ class DiLoCo:
         return {
             "version": VERSION, "every": self.every, "steps_done": self.steps_done, "bytes_sent": self.bytes_sent,
             "fragments": [
-                {**{key: getattr(f, key) for key in keys}, "errors": None if f.errors is None else list(f.errors)}
+                {**{key: getattr(f, key) for key in keys}, "errors": None if f.residuals is None else list(f.residuals)}
                 for f in self.fragments
             ],
         }  # fmt: skip
@@ -207,8 +208,8 @@ class DiLoCo:
             fragment.agreed.copy_(part["agreed"])
             fragment.momentum.copy_(part["momentum"])
             errors = part["errors"]
-            fragment.errors = None if errors is None else (errors[0].clone(), errors[1].clone())
-            fragment.asked, fragment.work, fragment.due = None, None, -1
+            fragment.residuals = None if errors is None else (errors[0].clone(), errors[1].clone())
+            fragment.pending, fragment.due = None, -1
         self.compared = False
 
 
@@ -231,7 +232,9 @@ def agree_together(replicas: Sequence[DiLoCo]) -> None:
     for rank, replica in enumerate(replicas):
         replica.simulated = rank, len(replicas)
     with torch.no_grad():
-        for asked in zip(*(replica.ask() for replica in replicas), strict=True):
-            simulate([mean for _, mean in asked])
+        for started in zip(*(replica.ask() for replica in replicas), strict=True):
+            answers = mean_in_process([asked for _, asked in started])
+            for (fragment, _), answer in zip(started, answers, strict=True):
+                fragment.pending = answer
         for replica in replicas:
             replica.finish()

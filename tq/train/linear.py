@@ -36,7 +36,7 @@ def _read(text: str) -> Codec:
 @torch.library.custom_op("tq::encode", mutates_args=())
 def encode(x: Tensor, codec: str, step: Tensor) -> tuple[Tensor, Tensor]:
     """(payload [N, W], scales [N]) of x; ``step``, int64 of one element, names the rotation."""
-    code = _read(codec).derive("linear", int(step)).encode(x)
+    code = _read(codec).derive("linear").at_step(int(step)).encode(x)
     return code.payload, code.scales
 
 
@@ -51,7 +51,7 @@ def _(x: Tensor, codec: str, step: Tensor) -> tuple[Tensor, Tensor]:
 @torch.library.custom_op("tq::decode", mutates_args=())
 def decode(payload: Tensor, scales: Tensor, shape: list[int], dtype: torch.dtype, codec: str, step: Tensor) -> Tensor:
     """The tensor of this shape and dtype that ``tq::encode`` coded."""
-    chosen = _read(codec).derive("linear", int(step))
+    chosen = _read(codec).derive("linear").at_step(int(step))
     return chosen.decode(Code(chosen, tuple(shape), dtype, payload, scales))
 
 

@@ -23,8 +23,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tq.train.optim import TurboQuantAdamW, _Store
-from tq.train.rules import RULES, Bucket, New, Rule
+from tq.train.optim import TurboQuantAdamW
+from tq.train.schemes import SCHEMES
+from tq.train.state import Store
 
 PAGE = 4096  # direct transfers start and end at multiples of it, in memory and in the file
 ALIGN = 256  # of a tensor in a buffer
@@ -142,14 +143,14 @@ class _Layout:
         return {name: buffer[p.start : p.end].view(p.dtype).view(p.shape) for name, p in self.parts.items()}
 
 
-class _Home:
+class Slot:
     """Where a bucket's state lies: a buffer in host memory, or a file."""
 
     def __init__(self, layout: _Layout, folder: Path | None, slabs: Slabs) -> None:
         self.layout = layout
         self.file = None if folder is None else Scratch(folder, layout.nbytes)
         self.buffer = slabs.take(layout.nbytes) if folder is None else None
-        self.going: Future[None] | None = None  # what is still on its way here
+        self.writing: Future[None] | None = None  # what is still on its way here
 
     def resident(self) -> dict[str, Tensor]:
         """The tensors where they lie, if that is in memory."""
@@ -165,14 +166,14 @@ class _Home:
         return {name: x.clone() for name, x in self.layout.views(buffer).items()}
 
 
-class _Traffic:
+class Transfer:
     """Brings the state of a bucket to the device and takes it back, each in a thread of its own."""
 
     def __init__(self, folder: Path | None, device: torch.device) -> None:
         self.folder, self.device, self.on_gpu = folder, device, device.type == "cuda"
-        self.homes: dict[int, _Home] = {}
+        self.slots: dict[int, Slot] = {}
         self.slabs = Slabs(self.on_gpu)
-        self.coming: dict[int, Future[Tensor]] = {}
+        self.reading: dict[int, Future[Tensor]] = {}
         self.room = threading.Semaphore(DEPTH)
         self.spare: list[Tensor] = []  # host buffers that are free
         self.spare_lock = threading.Lock()
@@ -195,60 +196,60 @@ class _Traffic:
 
     # --- in ---
 
-    def ask(self, number: int) -> None:
+    def prefetch(self, number: int) -> None:
         """Lets the state of a bucket come, if it has any."""
-        if number in self.homes and number not in self.coming:
-            self.coming[number] = self.readers.submit(self._fetch, self.homes[number])
+        if number in self.slots and number not in self.reading:
+            self.reading[number] = self.readers.submit(self._read, self.slots[number])
 
-    def _fetch(self, home: _Home) -> Tensor:
-        if home.going is not None:
-            home.going.result()
+    def _read(self, slot: Slot) -> Tensor:
+        if slot.writing is not None:
+            slot.writing.result()
         self.room.acquire()
         try:
-            return self._to_device(home)
+            return self._to_device(slot)
         except BaseException:
             self.room.release()
             raise
 
-    def _to_device(self, home: _Home) -> Tensor:
+    def _to_device(self, slot: Slot) -> Tensor:
         if not self.on_gpu:
-            staged = self._take_spare(home.layout.nbytes)
-            if home.file is not None:
-                home.file.read(staged)
-            elif home.buffer is not None:
-                staged.copy_(home.buffer)
+            staged = self._take_spare(slot.layout.nbytes)
+            if slot.file is not None:
+                slot.file.read(staged)
+            elif slot.buffer is not None:
+                staged.copy_(slot.buffer)
             return staged
-        source = home.buffer
-        if home.file is not None:
-            source = self._take_spare(home.layout.nbytes)
-            home.file.read(source)
+        source = slot.buffer
+        if slot.file is not None:
+            source = self._take_spare(slot.layout.nbytes)
+            slot.file.read(source)
         assert source is not None
         with torch.cuda.stream(self.streams[0]):
-            arrived = torch.empty(home.layout.nbytes, dtype=torch.uint8, device=self.device)
+            arrived = torch.empty(slot.layout.nbytes, dtype=torch.uint8, device=self.device)
             arrived.copy_(source, non_blocking=True)
         self.streams[0].synchronize()
-        if home.file is not None:
+        if slot.file is not None:
             self._put_spare(source)
         return arrived
 
-    def bring(self, number: int, store: _Store) -> Tensor | None:
-        """The store's tensors are on the device; returns the buffer that they lie in, if they had a home."""
-        if number not in self.homes:
+    def fetch(self, number: int, store: Store) -> Tensor | None:
+        """The store's tensors are on the device; returns the buffer that they lie in, if they had a slot."""
+        if number not in self.slots:
             self.room.acquire()
             return None
-        self.ask(number)
-        buffer = self._watched(self.coming.pop(number))
-        store.tensors = self.homes[number].layout.views(buffer)
+        self.prefetch(number)
+        buffer = self._watched(self.reading.pop(number))
+        store.tensors = self.slots[number].layout.views(buffer)
         return buffer
 
     # --- out ---
 
-    def take(self, number: int, store: _Store, buffer: Tensor | None) -> None:
-        """Lets what the store holds go home."""
-        home, tensors = self.homes.get(number), store.tensors
-        if home is None or not home.layout.fits(tensors):
+    def store(self, number: int, store: Store, buffer: Tensor | None) -> None:
+        """Lets what the store holds go to its slot."""
+        slot, tensors = self.slots.get(number), store.tensors
+        if slot is None or not slot.layout.fits(tensors):
             try:
-                home = self.homes[number] = _Home(_Layout(tensors), self.folder, self.slabs)
+                slot = self.slots[number] = Slot(_Layout(tensors), self.folder, self.slabs)
             except BaseException as error:
                 self.error = error
                 self.room.release()
@@ -257,25 +258,25 @@ class _Traffic:
         done = torch.cuda.Event() if self.on_gpu else None
         if done is not None:
             done.record(torch.cuda.current_stream(self.device))
-        home.going = self.writers.submit(self._give, home, tensors, buffer, done)
-        store.tensors = home.resident()
+        slot.writing = self.writers.submit(self._write, slot, tensors, buffer, done)
+        store.tensors = slot.resident()
 
-    def _give(self, home: _Home, tensors: dict[str, Tensor], buffer: Tensor | None, done: Any) -> None:
+    def _write(self, slot: Slot, tensors: dict[str, Tensor], buffer: Tensor | None, done: Any) -> None:
         """buffer: what the tensors were brought in, which is written as it is where they were changed in place."""
         own = buffer if buffer is not None and not buffer.is_cuda else None
-        staged = home.buffer
+        staged = slot.buffer
         if staged is None:
-            staged = own = self._take_spare(home.layout.nbytes) if own is None else own
+            staged = own = self._take_spare(slot.layout.nbytes) if own is None else own
         try:
             if done is not None:
                 self.streams[1].wait_event(done)
                 with torch.cuda.stream(self.streams[1]):
-                    self._into(home.layout.views(staged), tensors)
+                    self._into(slot.layout.views(staged), tensors)
                 self.streams[1].synchronize()
             else:
-                self._into(home.layout.views(staged), tensors)
-            if home.file is not None:
-                home.file.write(staged)
+                self._into(slot.layout.views(staged), tensors)
+            if slot.file is not None:
+                slot.file.write(staged)
         finally:
             if own is not None:
                 self._put_spare(own)
@@ -287,11 +288,11 @@ class _Traffic:
             if view.data_ptr() != tensors[name].data_ptr():
                 view.copy_(tensors[name], non_blocking=True)
 
-    def settle(self, number: int, store: _Store) -> None:
+    def store_now(self, number: int, store: Store) -> None:
         """Puts what the store holds, in host memory, where it shall lie."""
         self.room.acquire()
-        self.take(number, store, None)
-        self.flush()
+        self.store(number, store, None)
+        self.wait()
 
     # --- all of it ---
 
@@ -302,17 +303,17 @@ class _Traffic:
             self.error = error
             raise
 
-    def flush(self) -> None:
+    def wait(self) -> None:
         """Returns when everything is where it lies; raises what went wrong on the way."""
-        for number in list(self.coming):  # asked for, but then the step was given up
-            buffer = self._watched(self.coming.pop(number))
+        for number in list(self.reading):  # asked for, but then the step was given up
+            buffer = self._watched(self.reading.pop(number))
             if not buffer.is_cuda:
                 self._put_spare(buffer)
             self.room.release()
-        for home in self.homes.values():
-            if home.going is not None:
-                self._watched(home.going)
-                home.going = None
+        for slot in self.slots.values():
+            if slot.writing is not None:
+                self._watched(slot.writing)
+                slot.writing = None
 
     def close(self) -> None:
         self.readers.shutdown()
@@ -333,22 +334,22 @@ class OffloadedAdamW(TurboQuantAdamW):
     the device. Cannot be copied itself.
     """
 
-    _loading = False
+    _held = False  # whether the stores hold copies now
 
     def __init__(self, params: Any, *args: Any, place: str | os.PathLike[str] = "host", **options: Any) -> None:
         folder = None if place == "host" else Path(place)
         if folder is not None and not folder.is_dir():
             raise ValueError(f"place must be 'host' or a folder that exists, got {os.fspath(place)!r}")
         super().__init__(params, *args, **options)
-        if self.rule not in [RULES[name] for name in VARIANTS]:
+        if self.scheme not in [SCHEMES[name] for name in VARIANTS]:
             raise ValueError(
                 f"variant must be one of {', '.join(VARIANTS)}, whose exchange needs no state; got {self.variant!r}"
             )
         self._folder = folder
-        self._traffic = self._new_traffic()
+        self._transfer = self._new_transfer()
 
-    def _new_traffic(self) -> _Traffic:
-        return _Traffic(self._folder, self.param_groups[0]["params"][0].device)
+    def _new_transfer(self) -> Transfer:
+        return Transfer(self._folder, self.param_groups[0]["params"][0].device)
 
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError("an OffloadedAdamW cannot be copied or pickled; use state_dict")
@@ -356,75 +357,76 @@ class OffloadedAdamW(TurboQuantAdamW):
     @property
     def direct(self) -> bool | None:
         """Whether files go past the page cache; None where there is none yet."""
-        files = [home.file.direct for home in self._traffic.homes.values() if home.file is not None]
+        files = [slot.file.direct for slot in self._transfer.slots.values() if slot.file is not None]
         return all(files) if files else None
 
     @property
     def state_nbytes(self) -> int:
-        return sum(home.layout.content for home in self._traffic.homes.values())
+        return sum(slot.layout.content for slot in self._transfer.slots.values())
 
     def flush(self) -> None:
         """Returns when all of the state lies in its place."""
         self._whole()
-        self._traffic.flush()
+        self._transfer.wait()
 
     def _whole(self) -> None:
-        if self._traffic.error is not None:
-            raise RuntimeError("the state was lost on its way; load_state_dict helps") from self._traffic.error
+        if self._transfer.error is not None:
+            raise RuntimeError("the state was lost on its way; load_state_dict helps") from self._transfer.error
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         self._whole()
         return super().step(closure)
 
-    def _buckets(self) -> Iterator[tuple[dict[str, Any], list[Tensor], _Store]]:
-        for group, parameters, store in super()._buckets():
-            # a state that is loaded goes where its parameter seems to be: not to the device, where it may find no room
-            yield group, [torch.empty(1).expand(p.shape) for p in parameters] if self._loading else parameters, store
+    def _load_device(self) -> torch.device:
+        return torch.device("cpu")  # on the device there may be no room
 
-    def _update(
-        self, rule: Rule, group: dict[str, Any], parameters: list[Tensor], store: _Store, bucket: Bucket, new: New
-    ) -> None:
-        number = int(bucket.key[1])
-        buffer = self._traffic.bring(number, store)
-        self._traffic.ask(number + 1)
+    @contextmanager
+    def _state_at_hand(self, number: int, store: Store) -> Iterator[None]:
+        buffer = self._transfer.fetch(number, store)
+        self._transfer.prefetch(number + 1)
         try:
-            super()._update(rule, group, parameters, store, bucket, new)
+            yield
         except BaseException as error:
-            self._traffic.error = error
+            self._transfer.error = error
             raise
-        self._traffic.take(number, store, buffer)
+        self._transfer.store(number, store, buffer)
 
     @contextmanager
     def _present(self, numbers: Iterable[int]) -> Iterator[None]:
         """The stores of these buckets hold copies of their state, in host memory."""
+        if self._held:
+            yield
+            return
         self.flush()
-        stores, homes = [store for _, _, store in self._buckets()], self._traffic.homes
-        there = [number for number in numbers if number in homes]
+        stores, slots = [store for _, _, store in self._buckets()], self._transfer.slots
+        there = [number for number in numbers if number in slots]
         try:
             for number in there:
-                stores[number].tensors = homes[number].copy()
+                stores[number].tensors = slots[number].copy()
+            self._held = True
             yield
         finally:
+            self._held = False
             for number in there:
-                stores[number].tensors = homes[number].resident()
+                stores[number].tensors = slots[number].resident()
+
+    def _by_parameter(self) -> dict[Tensor, dict[str, Any]]:
+        with self._present(self._transfer.slots):
+            return super()._by_parameter()
 
     def state_dict(self) -> dict[str, Any]:
-        with self._present(self._traffic.homes):
+        with self._present(self._transfer.slots):
             return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         with suppress(Exception):  # what was lost is replaced now
-            self._traffic.flush()
-        self._loading = True
-        try:
-            super().load_state_dict(state_dict)
-        finally:
-            self._loading = False
-        self._traffic.close()
-        self._traffic = self._new_traffic()
+            self._transfer.wait()
+        super().load_state_dict(state_dict)
+        self._transfer.close()
+        self._transfer = self._new_transfer()
         for number, (_, _, store) in enumerate(self._buckets()):
             if store.tensors:
-                self._traffic.settle(number, store)
+                self._transfer.store_now(number, store)
 
     def moments(self, parameter: Tensor) -> tuple[Tensor, Tensor]:
         """As of ``TurboQuantAdamW``, in host memory."""

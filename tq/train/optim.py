@@ -1,9 +1,12 @@
 """AdamW whose replicas exchange compressed gradients or momenta, and whose own state may be kept in few bits.
 
-What is exchanged is a rule (``tq.train.rules``); who answers is a process group, nobody (one rank still codes what it
-would have sent), or the other simulated workers of ``step_together``.
+What is exchanged is a scheme (``tq.train.schemes``); who answers is a process group, nobody (one rank still codes what
+it would have sent), or the other simulated workers of ``step_together``.
 
-Refused: sparse and complex gradients, amsgrad, maximize, parameters on several devices. A gradient that is not finite
+Parameters that FSDP2 has sharded (DTensors) go with "local": each rank updates its shards and keeps the state of these
+alone. What is saved of it goes on on any number of ranks (``tq.train.checkpoint``).
+
+Refused: sparse and complex gradients, amsgrad, parameters on several devices. A gradient that is not finite
 raises before anything has changed, on every rank; under a GradScaler the step is skipped on every rank instead.
 
 Sources: AdamW (Loshchilov & Hutter 2019); states in 8 bits (Dettmers et al. 2022) and in 4 (Li, Chen & Zhu 2023).
@@ -11,84 +14,40 @@ Sources: AdamW (Loshchilov & Hutter 2019); states in 8 bits (Dettmers et al. 202
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from collections import defaultdict
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from tq.quant.bounds import unbiased_nmse
-from tq.quant.codec import Code, Codec
-from tq.quant.logscale import LogCodec
-from tq.train.collectives import Codecs, Mean, over_group, simulate
-from tq.train.rules import RULES, Bucket, New, Rule, adam
+from tq.quant.codec import Codec
+from tq.quant.rotation import derive_seed, step_seed
+from tq.train import checkpoint, compiled, fused, unfused
+from tq.train.adamw import check_dense, clip_, flat_gradients, what_is_not_finite
+from tq.train.collectives import Averaged, Codecs, Mean, mean_in_process, over_group
+from tq.train.schemes import SCHEMES, Bucket, Exchanged, Scheme, adam, side_by_side
+from tq.train.shards import gradient_norm, local, local_gradient, rank_and_size, sharded_like
+from tq.train.state import MOMENTS, Store
 
-FORMAT = 2  # of TurboQuantAdamW.state_dict
 VARIANT = "gradient"  # shipped default
-ROTATIONS = 64  # that a low-bit momentum goes through in turn: signs are cached, and no error repeats soon
-_ADAMW = {"step", "exp_avg", "exp_avg_sq"}  # state of torch.optim.AdamW
-_ADAMW_ONLY = {"amsgrad", "maximize", "foreach", "capturable", "differentiable", "fused", "decoupled_weight_decay"}
-_V_FLOOR = 0.1  # what noise correction leaves of v at least
 
 
-class _Store:
-    """State of a bucket between steps; m and v may lie there in few bits.
+Step = Generator[list[Mean], list[Averaged], None]
 
-    done: steps of the bucket; steps: of each of its parameters, which may have joined later.
-    """
 
-    def __init__(self, shapes: list[torch.Size], bits: tuple[int, int] | None) -> None:
-        self.shapes, self.done, self.steps = shapes, 0, [0] * len(shapes)
-        self.tensors: dict[str, Tensor] = {}
-        self.numel = sum(shape.numel() for shape in shapes)
-        self.v_codec = None if bits is None else LogCodec(bits[1])
-        self.m_codec = None
-        if bits is not None:
-            scale_dtype = torch.bfloat16 if bits[0] <= 6 else torch.float32
-            self.m_codec = Codec(bits[0], rounds=1, scale_dtype=scale_dtype, nonfinite="propagate")
+class Run(NamedTuple):
+    """A bucket: parameters of a group that go through together, and what is kept of them."""
 
-    def _m_codec(self, step: int) -> Codec:
-        assert self.m_codec is not None
-        return self.m_codec.derive("m", step % ROTATIONS)
-
-    def get(self, name: str) -> Tensor | None:
-        """A tensor of the state: the stored one itself if it is fp32, else decoded."""
-        if name not in ("m", "v") or self.v_codec is None or not self.done:
-            return self.tensors.get(name)
-        if name == "v":
-            return self.v_codec.decode(self.tensors["v.codes"], self.tensors["v.ranges"], self.numel)
-        codec = self._m_codec(self.done)
-        payload, scales = self.tensors["m.payload"], self.tensors["m.scales"]
-        return codec.decode(Code(codec, (self.numel,), torch.float32, payload, scales))
-
-    def commit(self, new: New) -> None:
-        """The state after a step."""
-        self.done += 1
-        if self.v_codec is not None and self.m_codec is not None:
-            new["v.codes"], new["v.ranges"] = self.v_codec.encode(new.pop("v"), self.done)
-            code = self._m_codec(self.done).encode(new.pop("m"))
-            new["m.payload"], new["m.scales"] = code.payload, code.scales
-        self.tensors |= new
-
-    def load(self, done: int, steps: list[int], tensors: dict[str, Tensor], device: torch.device) -> None:
-        """Takes a state over; ValueError if it is not one of such a bucket."""
-        self.done, self.steps = int(done), [int(step) for step in steps]
-        self.tensors = {name: t.to(device, copy=True) for name, t in tensors.items()}
-        try:
-            found = {name: self.get(name) for name in ("m", "v")} if done else {}
-        except (KeyError, RuntimeError, ValueError) as error:
-            raise ValueError(f"state of another optimizer: m and v cannot be decoded ({error})") from error
-        numbers = {name: 0 if x is None else x.numel() for name, x in found.items()}
-        if len(steps) != len(self.shapes) or any(count != self.numel for count in numbers.values()):
-            raise ValueError(f"state of another optimizer: {numbers} in a bucket of {self.numel} numbers")
-
-    @property
-    def nbytes(self) -> int:
-        return sum(t.nbytes for t in self.tensors.values())
+    group: dict[str, Any]
+    parameters: list[Tensor]
+    store: Store
 
 
 class TurboQuantAdamW(Optimizer):
@@ -97,8 +56,8 @@ class TurboQuantAdamW(Optimizer):
     Arguments:
         params, lr, betas, eps, weight_decay: as AdamW's.
         codec: of what is sent, or a pair for the two legs of an all-reduce. None: 4 bits, blocks of 128, unbiased (for
-            rules with error feedback the scale becomes least squares). NaN and infinity pass through it.
-        variant: a name in ``RULES`` or a ``Rule``. None: "gradient".
+            schemes with error feedback the scale becomes least squares). NaN and infinity pass through it.
+        variant: a name in ``SCHEMES`` or a ``Scheme``. None: "gradient"; DTensor parameters go with "local" only.
         state: bits of (m, v) between steps: m 2-8, v 2, 4 or 8; None keeps fp32. (4, 8) takes 1.55 bytes a parameter.
             What a parameter without a gradient has there is coded anew with its neighbours, so it moves a little.
         group: process group; None is the default group where ``torch.distributed`` is initialised.
@@ -107,12 +66,25 @@ class TurboQuantAdamW(Optimizer):
             before: what a rank sees before the exchange is not yet the gradient.
         v_every: K of "synced-v".
         correct_v: subtract from v what the codec's noise is known to add to it (with "gradient" only).
+        maximize: as AdamW's.
+        stochastic_rounding: bf16 weights are rounded up or down at random, so that on average nothing is lost.
+        nonfinite: "raise", or "propagate": weights take a NaN or an infinity, and the gradients are not read a second
+            time to look for them. A step that needs their norm (``max_norm``, a GradScaler, an exchange) looks anyway.
+        impl: "auto", "reference" (one pass for each operation) or "cpu" (all in one pass, the same bits).
         bucket_elements: parameters of a group go through in runs of about so many numbers. With "local", or "exact" on
             one rank, no more than one run is ever held in fp32 beside the state; else all gradients are.
 
     ``bytes_sent``: what this rank has sent so far. All parameters must lie on one device; moments are fp32 whatever
     the parameters' dtype. Parameters without a gradient are left alone on one rank, with "local" and where they do
     not require one; among several ranks the others count as zeros.
+
+    bf16 and fp16 weights are rounded to the nearest after each step, as they have no copy in fp32: an update below half
+    a unit of a weight's last place (1/512 to 1/256 of it in bf16) vanishes. Where learning rates are small, keep fp32
+    weights and compute in bf16 (autocast, or FSDP2's ``MixedPrecisionPolicy``), or set ``stochastic_rounding``.
+
+    Under ``torch.amp.GradScaler`` all ranks skip a step together, but only those whose own gradients overflowed lower
+    their scale. That is exact, as each divides by its own; where all scales are to agree, use
+    ``torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler`` and ``unscale_`` before ``step``.
     """
 
     _step_supports_amp_scaling = True  # GradScaler hands over its scale and what it found
@@ -125,7 +97,7 @@ class TurboQuantAdamW(Optimizer):
         eps: float = 1e-8,
         weight_decay: float = 1e-2,
         codec: Codec | Codecs | None = None,
-        variant: str | Rule | None = None,
+        variant: str | Scheme | None = None,
         state: tuple[int, int] | None = None,
         group: dist.ProcessGroup | None = None,
         warmup: int = 0,
@@ -134,6 +106,10 @@ class TurboQuantAdamW(Optimizer):
         v_every: int = 50,
         correct_v: bool = False,
         bucket_elements: int = 1 << 22,
+        maximize: bool = False,
+        stochastic_rounding: bool = False,
+        nonfinite: str = "raise",
+        impl: str = "auto",
     ) -> None:
         _check("lr", lr, lr >= 0 and math.isfinite(lr), "a finite number >= 0")
         pair = isinstance(betas, (tuple, list)) and len(betas) == 2
@@ -144,33 +120,38 @@ class TurboQuantAdamW(Optimizer):
         _check("max_norm", max_norm, max_norm is None or max_norm > 0, "a number > 0 or None")
         _check("v_every", v_every, isinstance(v_every, int) and v_every >= 1, "an integer >= 1")
         _check("bucket_elements", bucket_elements, bucket_elements >= 1, "an integer >= 1")
+        _check("nonfinite", nonfinite, nonfinite in ("raise", "propagate"), "'raise' or 'propagate'")
+        _check("impl", impl, impl in ("auto", "reference", "cpu"), "'auto', 'reference' or 'cpu'")
         variant = VARIANT if variant is None else variant
         if isinstance(variant, str):
-            _check("variant", variant, variant in RULES, f"one of {', '.join(RULES)}, or a Rule")
-        elif not isinstance(variant, Rule):
-            raise TypeError(f"variant must be one of {', '.join(RULES)}, or a Rule; got {variant!r}")
-        self.rule = RULES[variant] if isinstance(variant, str) else variant
-        self.variant = variant if isinstance(variant, str) else self.rule.name
-        if self.rule.frozen and warmup < 1:
+            _check("variant", variant, variant in SCHEMES, f"one of {', '.join(SCHEMES)}, or a Scheme")
+        elif not isinstance(variant, Scheme):
+            raise TypeError(f"variant must be one of {', '.join(SCHEMES)}, or a Scheme; got {variant!r}")
+        self.scheme = SCHEMES[variant] if isinstance(variant, str) else variant
+        self.variant = variant if isinstance(variant, str) else self.scheme.name
+        if self.scheme.needs_warmup and warmup < 1:
             raise ValueError(f"variant={self.variant!r} keeps the v of its warm-up: warmup must be >= 1, got {warmup}")
         if correct_v and self.variant != "gradient":
             raise ValueError(f"correct_v=True goes with variant='gradient', got {self.variant!r}")
         if state is not None:
             fits = isinstance(state, tuple) and len(state) == 2 and state[0] in range(2, 9) and state[1] in (2, 4, 8)
             _check("state", state, fits, "None or (bits of m 2-8, bits of v 2, 4 or 8)")
-            if self.rule.moments is not adam:
-                raise ValueError(f"state={state} goes with rules that exchange gradients, got {self.variant!r}")
-        self.codecs = _legs(codec, self.rule)
+            if self.scheme.moments is not adam:
+                raise ValueError(f"state={state} goes with schemes that exchange gradients, got {self.variant!r}")
+        self.codecs = self.scheme.pair(codec)
         self.state_bits, self.group, self.warmup, self.max_norm = state, group, warmup, max_norm
         self.v_every, self.correct_v, self.bucket_elements = v_every, correct_v, bucket_elements
+        self.stochastic_rounding, self.nonfinite, self.impl = stochastic_rounding, nonfinite, impl
         self.simulated: tuple[int, int] | None = None  # (rank, ranks) among workers of one process
         self.steps_done, self.bytes_sent = 0, 0.0
-        self._stores: list[list[tuple[list[Tensor], _Store]]] = []
-        super().__init__(params, {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay})
+        self._stores: list[list[tuple[list[Tensor], Store]]] = []
+        given = {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay, "maximize": maximize}
+        super().__init__(params, given)
+        self._number = compiled.register(self)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As in torch; parameters must be dense floating-point tensors on the device of the others."""
-        if self.rule.frozen and self.steps_done >= self.warmup:
+        if self.scheme.needs_warmup and self.steps_done >= self.warmup:
             raise ValueError(f"variant={self.variant!r} has no v for parameters that come after its warm-up")
         super().add_param_group(param_group)
         parameters = self.param_groups[-1]["params"]
@@ -182,32 +163,57 @@ class TurboQuantAdamW(Optimizer):
             if parameter.device != device:
                 self.param_groups.pop()
                 raise ValueError(f"params must lie on one device, got {device} and {parameter.device}")
+            if isinstance(parameter, DTensor) and self.scheme.exchange is not None:
+                self.param_groups.pop()
+                raise ValueError(
+                    "variant must be 'local' with sharded parameters (DTensors), whose gradients are averaged already; "
+                    f"got {self.variant!r}"
+                )
         runs: list[list[Tensor]] = []
         run: list[Tensor] = []
         size = 0
         for parameter in parameters:
-            if run and size + parameter.numel() > self.bucket_elements:
+            numel = local(parameter).numel()
+            if run and size + numel > self.bucket_elements:
                 runs.append(run)
                 run, size = [], 0
             run.append(parameter)
-            size += parameter.numel()
+            size += numel
         runs += [run] if run else []
-        self._stores.append([(run, _Store([p.shape for p in run], self.state_bits)) for run in runs])
+        self._stores.append([(run, Store([local(p).shape for p in run], self.state_bits)) for run in runs])
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies and pickles; torch's own leaves out what subclasses have."""
         ours = {name: value for name, value in self.__dict__.items() if not name.startswith("_optimizer_")}
         ours.pop("step", None)  # torch puts a wrapper there
-        return {**ours, **super().__getstate__()}
+        return {**ours, **super().__getstate__(), "state": {}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._number = compiled.register(self)
 
     @property
-    def place(self) -> tuple[int, int]:
+    def rank_and_size(self) -> tuple[int, int]:
         """(rank, ranks) among those that exchange."""
-        if self.simulated is not None:
-            return self.simulated
-        if dist.is_available() and dist.is_initialized():
-            return dist.get_rank(self.group), dist.get_world_size(self.group)
-        return 0, 1
+        return rank_and_size(self.group, self.simulated)
+
+    @property
+    def state(self) -> defaultdict[Tensor, Any]:
+        """By parameter, as AdamW's (``tq.train.checkpoint``): views of what the buckets hold, made at each access."""
+        return defaultdict(dict, self._by_parameter())
+
+    @state.setter
+    def state(self, value: Any) -> None:
+        """torch sets an empty one: what there is lies in the buckets."""
+
+    def _by_parameter(self) -> dict[Tensor, dict[str, Any]]:
+        buckets = ((parameters, store) for _, parameters, store in self._buckets())
+        return dict(checkpoint.by_parameter(buckets, self._own_key, self.steps_done, self.bytes_sent))
+
+    @property
+    def _own_key(self) -> str | None:
+        rank, ranks = self.rank_and_size
+        return f"rank{rank}of{ranks}" if self.scheme.per_rank else None
 
     @property
     def state_nbytes(self) -> int:
@@ -223,224 +229,181 @@ class TurboQuantAdamW(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        together = self.simulated is None and self.place[1] > 1
-        for asked in self._step():
-            if together:
-                over_group(asked, self.group)
-            else:
-                simulate([asked])
+        if torch.compiler.is_dynamo_compiling():
+            compiled.step(self, self._number)
+        else:
+            self.eager_step()
         return loss
 
-    def _buckets(self) -> Iterator[tuple[dict[str, Any], list[Tensor], _Store]]:
+    def eager_step(self) -> None:
+        """The step itself, which no graph looks into."""
+        together = self.simulated is None and self.rank_and_size[1] > 1
+        run, answers = self._step(), None
+        while (asked := _next(run, answers)) is not None:
+            answers = over_group(asked, self.group) if together else [mean_in_process([each])[0] for each in asked]
+
+    def _buckets(self) -> Iterator[Run]:
         for group, stores in zip(self.param_groups, self._stores, strict=True):
             for parameters, store in stores:
-                yield group, parameters, store
+                yield Run(group, parameters, store)
 
-    def _bucket(self, number: int, group: dict[str, Any], parameters: list[Tensor], store: _Store) -> Bucket:
-        gradient, scaled = _flatten(parameters), getattr(self, "grad_scale", None)
+    def _bucket(self, number: int, run: Run) -> Bucket:
+        gradient, scaled = flat_gradients(run.parameters), getattr(self, "grad_scale", None)
+        gradient = gradient.neg_() if run.group.get("maximize") else gradient
+        rank, ranks = self.rank_and_size
         return Bucket(
-            store.shapes, gradient if scaled is None else gradient.div_(scaled), store.get, store.done + 1,
-            group["betas"], self.codecs, (self.steps_done, number), *self.place, self.v_every,
+            shapes=run.store.shapes, gradient=gradient if scaled is None else gradient.div_(scaled),
+            stored=run.store.get, step=run.store.done + 1, betas=run.group["betas"], codecs=self.codecs,
+            key=(self.steps_done, number), rank=rank, ranks=ranks, every=self.v_every,
         )  # fmt: skip
 
-    def _step(self) -> Iterator[Mean]:
-        """The step, which asks for means on its way."""
-        rule = RULES["exact"] if self.steps_done < self.warmup else self.rule
-        if rule.exchange is None or (rule is RULES["exact"] and self.place[1] == 1):
-            self._local_step(rule)
+    def _step(self) -> Step:
+        """The step, which asks for means on its way: for those of all buckets together."""
+        scheme = SCHEMES["exact"] if self.steps_done < self.warmup else self.scheme
+        for run in self._buckets() if self.impl == "cpu" else ():  # what it does not cover raises before anything moves
+            self._kernels(scheme, run, [p.grad for p in run.parameters])
+        if scheme.exchange is None or (scheme is SCHEMES["exact"] and self.rank_and_size[1] == 1):
+            self._local_step(scheme)
             return
-        buckets = [self._bucket(number, *each) for number, each in enumerate(self._buckets())]
-        finite, renewed = True, []
-        if rule.clips_local and self.max_norm is not None:
-            finite = _clip([b.gradient for b in buckets], self.max_norm)
-        for bucket in buckets:
-            renewed.append((yield from rule.exchange(bucket)))
-        limit = math.inf if rule.clips_local or self.max_norm is None else self.max_norm
-        if not (_clip([b.gradient for b in buckets], limit) and finite):
+        buckets = [self._bucket(number, run) for number, run in enumerate(self._buckets())]
+        finite, limit = True, math.inf if self.max_norm is None else self.max_norm
+        if scheme.sends == "momentum":
+            finite, limit = clip_([b.gradient for b in buckets], limit), math.inf
+        found = yield from side_by_side([scheme.exchange(bucket) for bucket in buckets])
+        if not (clip_([each.gradient for each in found], limit) and finite):
             self._refuse()
             return
-        for each, bucket, new in zip(self._buckets(), buckets, renewed, strict=True):
-            self._update(rule, *each, bucket, new)
+        for number, (run, bucket) in enumerate(zip(self._buckets(), buckets, strict=True)):
+            with self._state_at_hand(number, run.store):
+                self._update(scheme, run, bucket, found.pop(0))
             bucket.gradient = bucket.gradient.new_empty(0)
         self.steps_done += 1
 
-    def _local_step(self, rule: Rule) -> None:
+    def _local_step(self, scheme: Scheme) -> None:
         """A step without exchange: bucket by bucket, so that no more than one is held."""
-        gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
-        dense = [g for g in gradients if g.layout == torch.strided]  # the others raise below, before any change
-        wide = torch.float64 if any(g.dtype == torch.float64 for g in dense) else torch.float32
-        norm = torch.stack(torch._foreach_norm(dense, dtype=wide)).norm() if dense else torch.zeros(())
-        scaled = getattr(self, "grad_scale", None)
-        length = (norm if scaled is None else norm / scaled).item()
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        scaled, length = getattr(self, "grad_scale", None), 0.0
+        plain = scaled is None and self.max_norm is None
+        if not (plain and (self.nonfinite == "propagate" or fused.surely_finite(self.impl, parameters))):
+            norm = gradient_norm(parameters)
+            length = (norm if scaled is None else norm / scaled).item()
         if not math.isfinite(length):
             self._refuse()
             return
-        if len(dense) < len(gradients):
-            _flatten([p for group in self.param_groups for p in group["params"]])
+        check_dense(parameters)
         factor = min(1.0, self.max_norm / (length + 1e-6)) if self.max_norm is not None else 1.0
-        for number, each in enumerate(self._buckets()):
-            bucket = self._bucket(number, *each)
-            if factor < 1.0:
-                bucket.gradient.mul_(factor)
-            self._update(rule, *each, bucket, {})
+        for number, run in enumerate(self._buckets()):
+            gradients = [local_gradient(p) for p in run.parameters]
+            with self._state_at_hand(number, run.store):
+                if (kernels := self._kernels(scheme, run, gradients)) is not None:
+                    fused.step(
+                        kernels, run.store, run.parameters, gradients, run.group, seed=self._seed(number),
+                        divisor=1.0 if scaled is None else float(scaled), factor=factor,
+                        negated=bool(run.group.get("maximize")),
+                    )  # fmt: skip
+                    continue
+                bucket = self._bucket(number, run)
+                if factor < 1.0:
+                    bucket.gradient.mul_(factor)
+                self._update(scheme, run, bucket, Exchanged(bucket.gradient, {}))
         self.steps_done += 1
+
+    @contextmanager
+    def _state_at_hand(self, number: int, store: Store) -> Iterator[None]:
+        """While a bucket is updated, its state lies on the device."""
+        yield
+
+    def _kernels(self, scheme: Scheme, run: Run, gradients: Sequence[Tensor | None]) -> ModuleType | None:
+        """The kernels that update this bucket in one pass, if they can."""
+        fits = scheme.moments is adam and not (self.correct_v and scheme is self.scheme)
+        if not fits and self.impl == "cpu":
+            raise RuntimeError(f"impl='cpu' covers Adam's moments without correct_v, got {self.variant!r}")
+        return fused.kernels(self.impl, run.parameters, gradients) if fits else None
+
+    def _seed(self, number: int) -> int | None:
+        """Of the rounding of a bucket's weights in this step, alike on all ranks."""
+        return step_seed(derive_seed(0, "weights", number), self.steps_done) if self.stochastic_rounding else None
 
     def _refuse(self) -> None:
         if getattr(self, "found_inf", None) is None:
-            raise FloatingPointError(self._explain())
+            raise FloatingPointError(f"step {self.steps_done}: {what_is_not_finite(self.param_groups)}")
 
-    def _update(
-        self, rule: Rule, group: dict[str, Any], parameters: list[Tensor], store: _Store, bucket: Bucket, new: New
-    ) -> None:
-        alone = self.place[1] == 1 or rule.exchange is None
+    def _update(self, scheme: Scheme, run: Run, bucket: Bucket, found: Exchanged) -> None:
+        """The parameters of a bucket move, and its state is committed."""
+        group, parameters, store = run
+        alone = self.rank_and_size[1] == 1 or scheme.exchange is None
         unused = [i for i, p in enumerate(parameters) if p.grad is None and (alone or not p.requires_grad)]
-        starts = _starts(bucket.sizes)
-        slices = [slice(starts[i], starts[i] + bucket.sizes[i]) for i in unused]
-        before = {name: [bucket.kept(name)[s].clone() for s in slices] for name in ("m", "v")} if unused else {}
-        direction, v = rule.moments(bucket, new)
-        if self.correct_v and rule is self.rule:
-            v = denoised(v, self.codecs)
-        used = [i for i in range(len(parameters)) if i not in unused]
-        for i in used:
-            store.steps[i] += 1
-        root = v.sqrt()
-        for step in sorted({store.steps[i] for i in used}):  # one, unless parameters joined later than others
-            chosen = [i for i in used if store.steps[i] == step]
-            directions, roots = (
-                [x[starts[i] : starts[i] + bucket.sizes[i]].view(bucket.shapes[i]) for i in chosen]
-                for x in (direction, root)
-            )
-            _move([parameters[i] for i in chosen], directions, roots, group, step)
-        for name, kept in before.items():  # as if the unused parameters had not been there
-            for s, old in zip(slices, kept, strict=True):
-                if name in new:
-                    new[name][s] = old
-        store.commit(new)
+        number = bucket.key[1]
         self.bytes_sent += bucket.sent
-
-    def _explain(self) -> str:
-        for g, group in enumerate(self.param_groups):
-            for i, p in enumerate(group["params"]):
-                if p.grad is not None and not bool(p.grad.isfinite().all()):
-                    bad = p.grad[~p.grad.isfinite()].flatten()[0].item()
-                    return (
-                        f"step {self.steps_done}: the gradient of parameter {i} of group {g}, shape {tuple(p.shape)}, "
-                        f"holds {bad}; nothing was changed"
-                    )
-        length = math.hypot(*(float(p.grad.norm(dtype=torch.float64)) for g in self.param_groups for p in g["params"]
-                              if p.grad is not None))  # fmt: skip
-        if length > torch.finfo(torch.float32).max ** 0.5:
-            return f"step {self.steps_done}: the gradient's norm, {length:.3g}, is beyond fp32; nothing was changed"
-        return f"step {self.steps_done}: another rank's gradient is not finite; nothing was changed"
+        pieces: list[Tensor | None] = [
+            None if i in unused else x for i, x in enumerate(found.gradient.split(store.sizes))
+        ]
+        if (kernels := self._kernels(scheme, run, pieces)) is not None:
+            fused.step(kernels, store, parameters, pieces, group, seed=self._seed(number))
+            store.tensors |= found.renewed
+            return
+        noisy = self.codecs if self.correct_v and scheme is self.scheme else None
+        unfused.step(
+            scheme, bucket, found, store, parameters, group, unused=unused, noisy=noisy, seed=self._seed(number)
+        )
 
     def _settings(self) -> dict[str, Any]:
         """What must agree for a state to continue here."""
-        rank, ranks = self.place
-        codecs = [f"{k}{leg + 1}: {v}" for leg, c in enumerate(self.codecs) for k, v in dataclasses.asdict(c).items()]
+        rank, ranks = self.rank_and_size
         return {
-            "variant": self.variant, "codecs": codecs, "state": list(self.state_bits or ()), "warmup": self.warmup,
-            "v_every": self.v_every, "correct_v": self.correct_v, "max_norm": self.max_norm, "rank": rank,
-            "ranks": ranks, "buckets": [[list(shape) for shape in store.shapes] for _, _, store in self._buckets()],
+            "variant": self.variant, "codecs": checkpoint.codec_fields(self.codecs),
+            "state": list(self.state_bits or ()), "warmup": self.warmup, "v_every": self.v_every,
+            "correct_v": self.correct_v, "max_norm": self.max_norm,
+            "buckets": [[list(shape) for shape in store.shapes] for _, _, store in self._buckets()],
+            **({"rank": rank, "ranks": ranks} if self.scheme.per_rank else {}),
         }  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors, numbers and strings only: loads with ``weights_only=True``. Of this rank: residuals differ."""
-        stores = [store for _, _, store in self._buckets()]
-        return {
-            "state": {},
-            "param_groups": super().state_dict()["param_groups"],
-            "turboquant": {
-                "format": FORMAT,
-                "settings": self._settings(),
-                "steps_done": self.steps_done,
-                "bytes_sent": self.bytes_sent,
-                "done": [store.done for store in stores],
-                "steps": [list(store.steps) for store in stores],
-                "buckets": [dict(store.tensors) for store in stores],
-            },
-        }
+        """Tensors, numbers and texts, on which ``torch.load`` may insist (``weights_only=True``).
+
+        "state" and "param_groups" are as AdamW's, for ``torch.distributed.checkpoint``; the whole form is added unless
+        parameters are sharded. The tensors are those of the optimizer, in either form the same ones.
+        """
+        found: dict[str, Any] = super().state_dict()
+        if not any(isinstance(p, DTensor) for group in self.param_groups for p in group["params"]):
+            stores = [store for _, _, store in self._buckets()]
+            found[checkpoint.NOTE] = checkpoint.whole(stores, self._settings(), self.steps_done, self.bytes_sent)
+        return found
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Its own state, or that of a ``torch.optim.AdamW`` over the same parameters. Anything else: ``ValueError``."""
-        ours = state_dict.get("turboquant")
-        if ours is None:
-            self._load_adamw(state_dict)
-            return
-        if ours.get("format") != FORMAT:
-            raise ValueError(f"not a state of TurboQuantAdamW of format {FORMAT}: format {ours.get('format')!r}")
-        missing = {"settings", "steps_done", "bytes_sent", "done", "steps", "buckets"} - set(ours)
-        if missing or "param_groups" not in state_dict:
-            raise ValueError(f"not a whole state of TurboQuantAdamW: it lacks {sorted(missing) or 'param_groups'}")
-        here, there = self._settings(), ours["settings"]
-        differing = [f"{key}: {there.get(key)!r}, here {here[key]!r}" for key in here if there.get(key) != here[key]]
-        if differing:
-            raise ValueError(f"state of another optimizer ({'; '.join(differing)})")
-        found = list(zip(ours["done"], ours["steps"], ours["buckets"], strict=False))
-        buckets = list(self._buckets())
-        if not len(found) == len(ours["done"]) == len(buckets):
-            raise ValueError(f"state of another optimizer ({len(found)} buckets, here {len(buckets)})")
-        loaded = [_Store(store.shapes, self.state_bits) for _, _, store in buckets]
-        for (_, parameters, _), store, each in zip(buckets, loaded, found, strict=True):
-            store.load(*each, parameters[0].device)
-        super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
-        self.steps_done, self.bytes_sent = ours["steps_done"], ours["bytes_sent"]
-        for (_, _, store), new in zip(buckets, loaded, strict=True):
+        """Its own state, or that of a ``torch.optim.AdamW`` over the same parameters. Anything else: ``ValueError``.
+
+        The whole form wants the settings that it was saved with. A scheme that keeps residuals or moments of each rank
+        alone goes on with the same rank of as many, any other on all ranks, however many.
+        """
+        buckets = [(run, Store(store.shapes, self.state_bits)) for _, run, store in self._buckets()]
+        device = self._load_device()
+        if checkpoint.NOTE in state_dict:
+            loaded = checkpoint.read_whole(state_dict, self._settings(), buckets, device)
+        else:
+            groups = [len(group["params"]) for group in self.param_groups]
+            loaded = checkpoint.read_by_parameter(state_dict, groups, buckets, device, self._own_key)
+        super().load_state_dict({"state": {}, "param_groups": loaded.param_groups})
+        self.steps_done, self.bytes_sent = loaded.steps_done, loaded.bytes_sent
+        for (_, _, store), new in zip(self._buckets(), loaded.stores, strict=True):
             store.done, store.steps, store.tensors = new.done, new.steps, new.tensors
 
-    def _load_adamw(self, state_dict: dict[str, Any]) -> None:
-        groups, found = state_dict.get("param_groups"), state_dict.get("state")
-        if not isinstance(groups, list) or not isinstance(found, dict) or not all("betas" in g for g in groups):
-            raise ValueError("neither a state of TurboQuantAdamW nor of torch.optim.AdamW")
-        for group in groups:
-            if not group.get("decoupled_weight_decay") or group.get("amsgrad") or group.get("maximize"):
-                raise ValueError(
-                    "state of another optimizer than AdamW as it is here: decoupled_weight_decay="
-                    f"{group.get('decoupled_weight_decay')}, amsgrad={group.get('amsgrad')}, "
-                    f"maximize={group.get('maximize')}"
-                )
-        if any(set(entry) != _ADAMW for entry in found.values()):
-            keys = sorted({key for entry in found.values() for key in entry})
-            raise ValueError(f"state of AdamW must hold {sorted(_ADAMW)} for each parameter, got {keys}")
-        if [len(g["params"]) for g in groups] != [len(g["params"]) for g in self.param_groups]:
-            raise ValueError(
-                f"state has groups of {[len(g['params']) for g in groups]} parameters, "
-                f"here {[len(g['params']) for g in self.param_groups]}"
-            )
-        numbers = iter(i for g in groups for i in g["params"])
-        per_bucket = [[found.get(next(numbers)) for _ in run] for _, run, _ in self._buckets()]
-        for (_, run, _), entries in zip(self._buckets(), per_bucket, strict=True):
-            for p, entry in zip(run, entries, strict=True):
-                if entry is not None and entry["exp_avg"].shape != p.shape:
-                    raise ValueError(f"state for shape {tuple(entry['exp_avg'].shape)}, parameter has {tuple(p.shape)}")
-        slim = [{key: value for key, value in group.items() if key not in _ADAMW_ONLY} for group in groups]
-        super().load_state_dict({"state": {}, "param_groups": slim})
-        self.steps_done = max((int(e["step"]) for entries in per_bucket for e in entries if e), default=0)
-        for (_, run, store), entries in zip(self._buckets(), per_bucket, strict=True):
-            if not any(entries):
-                continue
-            new = {
-                name: torch.cat([
-                    torch.zeros(p.numel(), device=p.device) if e is None else e[key].reshape(-1).to(p.device).float()
-                    for p, e in zip(run, entries, strict=True)
-                ])
-                for name, key in (("m", "exp_avg"), ("v", "exp_avg_sq"))
-            }  # fmt: skip
-            store.steps = [int(e["step"]) if e else 0 for e in entries]
-            store.done = max(store.steps) - 1
-            store.commit(new)
+    def _load_device(self) -> torch.device:
+        """Where a state goes that is loaded."""
+        return next((p.device for group in self.param_groups for p in group["params"]), torch.device("cpu"))
 
     def moments(self, parameter: Tensor) -> tuple[Tensor, Tensor]:
-        """(m, v) of one parameter as fp32 copies of its shape; zeros before the first step."""
+        """(m, v) of one parameter as fp32 copies, laid out as it is; zeros before the first step."""
         for _, run, store in self._buckets():
-            for p, start in zip(run, _starts([q.numel() for q in run]), strict=True):
+            for number, p in enumerate(run):
                 if p is parameter:
-                    found = []
-                    for name in ("m", "v"):
-                        kept = store.get(name)
-                        flat = torch.zeros(store.numel, device=p.device) if kept is None else kept
-                        found.append(flat[start : start + p.numel()].reshape(p.shape).clone())
-                    return found[0], found[1]
+                    start, end = store.starts[number], store.starts[number] + store.sizes[number]
+                    kept = [store.get(name) for name in MOMENTS]
+                    zeros = torch.zeros(store.numel, dtype=torch.float32, device=p.device)
+                    flat = [zeros if x is None else x for x in kept]
+                    m, v = (x[start:end].reshape(store.shapes[number]).clone() for x in flat)
+                    return sharded_like(p, m), sharded_like(p, v)
         raise ValueError(f"not a parameter of this optimizer: tensor of shape {tuple(parameter.shape)}")
 
 
@@ -449,9 +412,12 @@ def step_together(optimizers: Sequence[TurboQuantAdamW]) -> None:
     places = [optimizer.simulated for optimizer in optimizers]
     if places != [(rank, len(optimizers)) for rank in range(len(optimizers))]:
         raise ValueError(f"workers must be numbered by simulate_ranks, all of them and in order; got {places}")
+    runs = [optimizer._step() for optimizer in optimizers]
+    answers: list[list[Averaged] | None] = [None for _ in runs]
     with torch.no_grad():
-        for asked in zip(*(optimizer._step() for optimizer in optimizers), strict=True):
-            simulate(asked)
+        while any(asked := [_next(run, given) for run, given in zip(runs, answers, strict=True)]):
+            means = [mean_in_process(each) for each in zip(*asked, strict=True)]
+            answers = [list(given) for given in zip(*means, strict=True)]
     for optimizer in optimizers:
         optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers look for it
 
@@ -462,82 +428,14 @@ def simulate_ranks(optimizers: Sequence[TurboQuantAdamW]) -> None:
         optimizer.simulated = rank, len(optimizers)
 
 
-def _move(
-    parameters: list[Tensor], directions: list[Tensor], roots: list[Tensor], group: dict[str, Any], step: int
-) -> None:
-    """AdamW's update of parameters in their ``step``-th step; roots: of v, in place."""
-    beta1, beta2 = group["betas"]
-    torch._foreach_div_(roots, math.sqrt(1 - beta2**step))
-    torch._foreach_add_(roots, group["eps"])
-    size = group["lr"] / (1 - beta1**step)
-    whole = (torch.float32, torch.float64)  # fp64 keeps its digits, though the moments are fp32
-    weights = [p if p.dtype in whole else p.float() for p in parameters]
-    torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
-    torch._foreach_addcdiv_(weights, directions, roots, value=-size)
-    for p, weight in zip(parameters, weights, strict=True):
-        if p is not weight:
-            p.copy_(weight)
-
-
-def denoised(v: Tensor, codecs: Codecs) -> Tensor:
-    """v less what the noise of both legs adds to squares, from the mean of v in each block; at least a tenth stays.
-
-    An unbiased code of relative error d adds d times the mean square of its block. The first leg codes single
-    ranks' gradients, whose noise is averaged; where those are mostly noise of the data, the sum over ranks is again d
-    times the mean square of the mean gradient.
-    """
-    share = 1.0
-    for codec in codecs:
-        share *= 1 + unbiased_nmse(codec.bits)
-    block = codecs[0].block
-    padded = torch.nn.functional.pad(v, (0, -v.numel() % block)).view(-1, block)
-    noise = padded.mean(1, keepdim=True) * (1 - 1 / share)
-    return torch.maximum(padded - noise, _V_FLOOR * padded).view(-1)[: v.numel()]
+def _next(run: Step, answers: list[Averaged] | None) -> list[Mean] | None:
+    """What a step asks for next, None at its end."""
+    try:
+        return next(run) if answers is None else run.send(answers)
+    except StopIteration:
+        return None
 
 
 def _check(name: str, value: object, fits: bool, accepted: str) -> None:
     if not fits:
         raise ValueError(f"{name} must be {accepted}; got {value!r}")
-
-
-def _legs(codec: Codec | Codecs | None, rule: Rule) -> Codecs:
-    if codec is None:
-        codec = Codec(scale="mse") if rule.fed_back else Codec()
-    legs = codec if isinstance(codec, tuple) else (codec, codec)
-    if len(legs) != 2 or not all(isinstance(leg, Codec) for leg in legs):
-        raise TypeError(f"codec must be a Codec, a pair of them or None; got {codec!r}")
-    if legs[0].block != legs[1].block:
-        raise ValueError(f"both legs must have one block size, got {legs[0].block} and {legs[1].block}")
-    first, second = (dataclasses.replace(leg, nonfinite="propagate") for leg in legs)
-    return first, second
-
-
-def _starts(sizes: Sequence[int]) -> list[int]:
-    starts, at = [], 0
-    for size in sizes:
-        starts.append(at)
-        at += size
-    return starts
-
-
-def _flatten(parameters: list[Tensor]) -> Tensor:
-    """Gradients as one new fp32 vector; zeros where there is none."""
-    parts = []
-    for p in parameters:
-        if p.grad is None:
-            parts.append(torch.zeros(p.numel(), device=p.device))
-        elif p.grad.layout != torch.strided:
-            raise ValueError(f"gradients must be dense, got layout {p.grad.layout} for shape {tuple(p.shape)}")
-        else:
-            parts.append(p.grad.reshape(-1).float())
-    return torch.cat(parts)
-
-
-def _clip(gradients: list[Tensor], limit: float) -> bool:
-    """Scales them in place to a global norm of at most ``limit``; False if they are not finite."""
-    if not gradients:
-        return True
-    norm = torch.stack(torch._foreach_norm(gradients)).norm().item()
-    if norm > limit and math.isfinite(norm):
-        torch._foreach_mul_(gradients, limit / (norm + 1e-6))
-    return math.isfinite(norm)

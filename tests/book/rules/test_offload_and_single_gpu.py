@@ -1,0 +1,58 @@
+"""The rules over offloading follow results that only a GPU gives, and what the document itself says."""
+
+from pathlib import Path
+
+from tests.book.rules import scaffold as s
+from tests.book.rules.scaffold import F, N, P, X
+from tq.book.claims import ledger
+from tq.book.claims.rules import offload_and_single_gpu as rules
+
+ON_GPU: dict[str, s.Values] = {rules.CHAPTER: {"step/torchao/fp32": 1.3, "step/host/fp32": 1.1}}
+TURNS: list[s.Turn] = [
+    ("S1-007", {}, F),
+    ("S1-007", {"step/torchao/fp32": 1.7, "step/host/fp32": 1.25}, P),
+    ("S1-007", {"step/torchao/fp32": 1.7}, N),
+]
+APART = ("S1-002", "S1-004", "S1-018")
+BY_HAND = {
+    "S1-001": (1.5, 17.5, 100),
+    "S1-006": (87.5, 75.07, 52.63),  # activations of `tq.systems.memory`, which its own tests count
+    "S1-008": (99.61, 85.46),
+    "S1-009": (195.3, 48.83, 1.526),
+    "S1-015": (63_900, 3_900),
+    "S1-019": (14, 1.75),
+    "S1-020": (1, 0.125),
+    "S1-023": (36.11, 140, 1120),
+    "S1-024": (1.960, 4.312),  # 5,366.8 dollars in 26,298 hours at 80 TFLOP/s
+    "S1-030": (640, 40),
+    "S1-031": (600, 42),
+    "S1-032": (0.1827, 11.42),  # a thousand steps of 480 and of 30,000 s
+    "S3-036": (100, 10),
+    "S3-052": (8,),
+    "S3-055": (0.025, 0.09412),
+    "S3-056": (0.175, 1.4),
+    "S3-057": (1.75, 0.9929, 0.4375),
+}  # fmt: skip
+
+test_each_rule_follows_the_results, test_every_rule_is_turned_and_waits_for_its_results = s.result_tests(
+    rules, {}, TURNS, on_gpu=ON_GPU, apart=APART
+)
+test_each_formula_comes_to, test_every_formula_is_worked_out = s.formula_tests(rules, BY_HAND)
+
+
+def test_a_cpu_decides_nothing_of_it(root: Path) -> None:
+    s.put(root, rules.CHAPTER, ON_GPU[rules.CHAPTER], "cpu")
+    assert s.verdict("S1-007").verdict == ledger.NOT_MEASURED
+
+
+def test_the_documents_own_methods_count(root: Path) -> None:
+    assert s.verdict("S1-002").verdict == N and "S1-012" in s.verdict("S1-002").condition
+    path = root / "data" / "claims.csv"
+    path.write_text(path.read_text(encoding="utf-8").replace("8-bit optimizer", "paged optimizer"), encoding="utf-8")
+    assert s.verdict("S1-002").verdict == F
+
+
+def test_what_cannot_be_checked_says_why(root: Path) -> None:
+    assert s.verdict("S1-004").verdict == X and "not defined" in s.verdict("S1-004").condition
+    found = s.verdict("S1-018")
+    assert found.verdict == X and "36.1 GB and do not fit the card's 24 GB" in found.condition

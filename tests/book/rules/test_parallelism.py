@@ -1,0 +1,19 @@
+"""Formulas of sharding, pipelines and layouts."""
+
+from tests.book.rules import scaffold as s
+from tq.book.claims.rules import parallelism as rules
+
+BY_HAND = {
+    "S1-005": (1, 1.25),
+    "S3-028": (46.67, 41.18, 9.859, 14.89),  # 7/15, 7/17, 7/71, 7/47
+    "S3-031": (3.821, 7.211, 64),
+    "S4-045": (1,),
+    "S4-050": (2_048,),
+    "S4-051": (12,),
+    "S4-052": (16, 1),
+    "S4-060": (2.909, 3.821, 3.988, 4),
+    "S4-061": (4.267, 7.211, 7.946, 8),
+    "S4-062": (1.5,),
+}  # fmt: skip
+
+test_each_formula_comes_to, test_every_formula_is_worked_out = s.formula_tests(rules, BY_HAND)

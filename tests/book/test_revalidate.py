@@ -1,0 +1,92 @@
+"""A sample of kept runs lifts the mark of a change that changes nothing, and catches one rounding."""
+
+from __future__ import annotations
+
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tq.book.record import tasks
+from tq.book.run import revalidate
+from tq.quant import reference
+from tq.quant.codec import Codec
+
+RUNS = [{"seed": seed} for seed in range(40)]
+
+
+def coded(task: dict[str, Any], device: str) -> dict[str, Any]:
+    """A run small enough to be made forty times: what the codec gives back of some numbers."""
+    x = torch.randn(512, generator=torch.Generator().manual_seed(task["seed"]))
+    codec = Codec(4)
+    y = codec.decode(codec.encode(x, impl="reference"), impl="reference")
+    return {"error": float((y - x).pow(2).mean()), "decoded": y}
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("kept")
+    tasks.outcomes(coded, RUNS, folder, jobs=1)
+    return tasks.files(coded, RUNS, folder, "cpu")
+
+
+def test_the_same_code_gives_the_same_bits(kept: list[Path]) -> None:
+    agree, bound, lines = revalidate._try(kept[:6], "cpu", 1)
+    assert agree and bound == 0 and len(lines) == 6 and all(line.startswith("ok: the same bits") for line in lines)
+
+
+def test_one_changed_rounding_is_caught_by_six_of_forty_each_time(
+    kept: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One quotient of the block's scale is rounded before the product, not after it."""
+
+    def rounded(scale: str, z: torch.Tensor, dot: torch.Tensor, square: torch.Tensor) -> torch.Tensor:
+        assert scale == "unbiased"
+        norm = z.norm(dim=1)
+        return norm * (norm / dot)
+
+    monkeypatch.setattr(reference, "_block_scale", rounded)
+    caught = 0
+    for trial in range(20):
+        agree, _, lines = revalidate._try(random.Random(trial).sample(kept, 6), "cpu", 1)
+        caught += not agree and any(line.startswith("DIFFERS") for line in lines)
+    assert caught == 20
+
+
+def test_another_processor_is_allowed_a_tolerance_that_is_printed(
+    kept: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(revalidate, "device_name", lambda device: "another processor")
+    agree, bound, lines = revalidate._try(kept[:2], "cpu", 1)
+    assert agree and bound == revalidate.TOLERANCE and "here another processor: 0.001 of a value's size" in lines[0]
+    monkeypatch.setattr(revalidate, "difference", lambda a, b: 2 * revalidate.TOLERANCE)
+    assert not revalidate._try(kept[:2], "cpu", 1)[0]
+
+
+@pytest.mark.parametrize(
+    "a, b, expected",
+    [
+        (1.0, 1.0, 0.0),
+        (math.nan, math.nan, 0.0),
+        (0.0, -0.0, math.inf),
+        (1.0, math.nan, math.inf),
+        (2.0, 1.0, 1.0),
+        (1, 1.0, math.inf),
+        ("a", "b", math.inf),
+        ({"k": [1.0, 2.0]}, {"k": [1.0, 2.0]}, 0.0),
+        ({"k": [1.0, 2.0]}, {"k": [1.0, 2.5]}, 0.2),
+        ({"k": 1.0}, {"l": 1.0}, math.inf),
+        ([1.0], [1.0, 2.0], math.inf),
+        (torch.zeros(3), torch.zeros(4), math.inf),
+        (torch.zeros(3), torch.zeros(3, dtype=torch.float64), math.inf),
+        (torch.tensor([1, 2]), torch.tensor([1, 3]), math.inf),
+        (torch.tensor([1.0, 2.0], dtype=torch.bfloat16), torch.tensor([1.0, 2.0], dtype=torch.bfloat16), 0.0),
+        (torch.zeros(0), torch.zeros(0), 0.0),
+        (None, None, 0.0),
+    ],
+)
+def test_difference_is_relative_and_exact_at_zero(a: object, b: object, expected: float) -> None:
+    assert revalidate.difference(a, b) == pytest.approx(expected)

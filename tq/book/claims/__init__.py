@@ -1,0 +1,1 @@
+"""The claims, the rules that judge them, and their verdicts."""

@@ -1,0 +1,1 @@
+"""What a chapter found and where it came from: results, figures, long computations, provenance, dependencies."""

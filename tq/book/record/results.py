@@ -1,0 +1,338 @@
+"""What a chapter found, with its provenance: numbers, tables, figures, and pieces of work that survive a kill.
+
+A chapter writes to git-ignored `_build/` only, whoever runs it (the runner, plain papermill, nbval, a person).
+Refused: NaN and infinities as results (None says "not measured"), intervals without a name for what they are,
+figures without alt text. Nothing is filled in: what was not measured reads "not measured".
+
+    ch = results.chapter("distortion", device=device, profile=profile, seed=seed)
+    ch.record("mse/4bit", 0.0094, unit="1", low=0.0093, high=0.0095, spread="ci95", n=20)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import re
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from tq.book import paths
+from tq.book.record import display
+from tq.book.record.dependencies import reading, source_hash, sources
+from tq.book.record.figuredata import as_csv, rows
+from tq.book.record.provenance import commit, device_name, resolve_device, versions
+from tq.lab.stats import number, plain, quartiles
+
+DATA_OF = "figure-"  # begins the name of the table that holds what a figure plots
+SPREADS = ("none", "quartiles", "ci95", "range")
+_KEY = re.compile(r"[a-z0-9_./-]+")
+_NAME = re.compile(r"[a-z0-9_-]+")
+
+
+class Chapter:
+    """The recorder of one chapter on one device in one profile. Made by `chapter`."""
+
+    def __init__(self, name: str, device: str, profile: str, seed: int, parameters: dict[str, Any]) -> None:
+        self.name = name
+        self.device = device
+        self.profile = profile
+        self.seed = seed
+        self.full = profile == "full"
+        self._start = time.perf_counter()
+        self._resumed_s = 0.0  # what pieces of an earlier, killed run took
+        self._pieces: dict[str, tuple[int, str]] = {}
+        self._results: dict[str, dict[str, Any]] = {}
+        self._tables: dict[str, dict[str, Any]] = {}
+        self._figures: dict[str, dict[str, Any]] = {}
+        source = paths.notebook(name)
+        head, dirty = commit()
+        # by hand there may be no notebook
+        self._source_hash = source_hash(source, device) if source.is_file() else None
+        self._reads_before = len(_reads)
+        self._provenance: dict[str, Any] = {
+            "device_name": device_name(device),
+            "device": device,
+            "profile": profile,
+            "commit": head,
+            "dirty": dirty,
+            "parameters": parameters,
+            "seed": seed,
+            "versions": versions(),
+            "source_hash": self._source_hash,
+            "sources": sources(source, device) if source.is_file() else {},
+        }
+
+    def _write(self) -> None:
+        now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+        wall_s = round(time.perf_counter() - self._start + self._resumed_s, 3)
+        found = {"results": self._results, "tables": self._tables, "figures": self._figures}
+        target = paths.place("results", self.device, self.profile, f"{self.name}.json", paths.out())
+        reads = dict(_reads[self._reads_before :])
+        paths.write_json(target, {**self._provenance, **found, "reads": reads, "time_utc": now, "wall_s": wall_s})
+
+    def record(
+        self,
+        key: str,
+        value: Any,
+        unit: str = "1",
+        *,
+        low: float | None = None,
+        high: float | None = None,
+        spread: str = "none",
+        n: int = 1,
+    ) -> Any:
+        """Records a number, bool or text under `key` and writes the file; returns the value (numbers as float).
+
+        low, high: the interval that `spread` names: "quartiles" of n repeats, "ci95" over n seeds, the full "range".
+        None as value says that it was not measured here.
+        """
+        if not isinstance(key, str) or not _KEY.fullmatch(key):
+            raise ValueError(f"key={key!r}: accepted are a-z, 0-9 and _ . / -")
+        if spread not in SPREADS:
+            raise ValueError(f"spread={spread!r}: accepted are {', '.join(SPREADS)}")
+        if (spread == "none") != (low is None and high is None) or (low is None) != (high is None):
+            raise ValueError(f"spread={spread!r}, low={low!r}, high={high!r}: an interval needs both ends and a name")
+        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+            raise ValueError(f"n={n!r}: a whole number of repeats, at least 1, is needed")
+        value = plain(value)
+        if value is not None and not isinstance(value, (bool, str)):
+            number(key, value)
+        entry: dict[str, Any] = {"value": value, "unit": unit, "spread": spread, "n": n}
+        if low is not None and high is not None:
+            entry["low"], entry["high"] = number("low", low), number("high", high)
+            if entry["low"] > entry["high"]:
+                raise ValueError(f"low={low!r} lies above high={high!r}")
+        self._results[key] = entry
+        self._write()
+        return value if value is None or isinstance(value, (bool, str)) else float(value)
+
+    def record_samples(self, key: str, samples: Iterable[float], unit: str = "1") -> float:
+        """Records the median of repeats with their quartiles and number; returns the median."""
+        values = [number(key, value) for value in (samples.tolist() if hasattr(samples, "tolist") else samples)]
+        low, median, high = quartiles(values)
+        if len(values) == 1:
+            self.record(key, median, unit)
+        else:
+            self.record(key, median, unit, low=low, high=high, spread="quartiles", n=len(values))
+        return median
+
+    def _source_line(self) -> str:
+        """The small line under a figure or table; the build adds date and commit, which would make outputs differ."""
+        view = f"{self.device}/{self.profile}/{self.name}"
+        command = f"make reproduce CHAPTERS={self.name} DEVICE={self.device} PROFILE={self.profile}"
+        return f'<small class="tq-provenance" data-view="{view}">{self.device} · <code>{command}</code></small>'
+
+    def _keep(self, kind: str, name: str, suffix: str, data: bytes) -> dict[str, Any]:
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise ValueError(f"name={name!r}: accepted are a-z, 0-9, _ and -")
+        target = paths.place(kind, self.device, self.profile, f"{self.name}/{name}{suffix}", paths.out())
+        paths.write_bytes(target, data)
+        path = target.relative_to(paths.out()).as_posix()  # the same below _build/ and below data/
+        return {"path": path, "sha256": hashlib.sha256(data).hexdigest()}
+
+    def table(self, name: str, frame: Any, caption: str) -> display.Table:
+        """Keeps a pandas DataFrame as CSV and returns it as something that shows itself.
+
+        Missing values read "not measured". The index is kept when it is named or more than row numbers.
+        """
+        if not caption.strip():
+            raise ValueError(f"caption={caption!r}: a table needs a caption")
+        if name.startswith(DATA_OF):
+            raise ValueError(f"name={name!r}: names that begin with {DATA_OF!r} hold the data of figures")
+        import pandas as pd
+
+        index = not isinstance(frame.index, pd.RangeIndex) or frame.index.name is not None
+        kept = self._keep("tables", name, ".csv", frame.to_csv(index=index, lineterminator="\n").encode("utf-8"))
+        self._tables[name] = {**kept, "caption": caption, "rows": len(frame)}
+        self._write()
+        return display.Table(frame, caption, self._source_line(), index, {"name": name})
+
+    def figure(self, name: str, fig: Any, alt: str, caption: str) -> None:
+        """Keeps a Matplotlib figure as PNG, shows it once with its alt text and caption, and closes it.
+
+        What it plots is kept as a CSV table of the name "figure-<name>".
+        """
+        if not alt.strip():
+            raise ValueError(f"alt={alt!r}: a figure needs a text that says what it shows")
+        if not caption.strip():
+            raise ValueError(f"caption={caption!r}: a figure needs a caption")
+        buffer = io.BytesIO()
+        # Without version and date: the same figure gives the same bytes.
+        fig.savefig(buffer, format="png", dpi=display.DPI, metadata={"Software": None})
+        png = buffer.getvalue()
+        kept = self._keep("figures", name, ".png", png)
+        self._figures[name] = {**kept, "alt": alt, "caption": caption}
+        drawn = rows(fig)
+        if drawn:
+            csv = self._keep("tables", DATA_OF + name, ".csv", as_csv(drawn).encode("utf-8"))
+            self._tables[DATA_OF + name] = {**csv, "caption": f"Data of the figure {name!r}", "rows": len(drawn)}
+        self._write()
+        if "matplotlib.pyplot" in sys.modules:  # else the inline backend would show it a second time
+            sys.modules["matplotlib.pyplot"].close(fig)
+        text = display.figure_html(png, alt, caption, self._source_line(), {"name": name})
+        display.show({"text/html": text, "text/plain": f"[figure: {alt}]"})
+
+    def piece(self, name: str, compute: Callable[[], Any]) -> Any:
+        """`compute()`, or what it gave before a kill, if source, seed, parameters, versions and device are the same.
+
+        Values are tensors, numbers, texts, None, and lists, tuples and dicts of these; others raise. `compute` must
+        seed its own generators: a piece that is taken over draws nothing. The runner drops a finished chapter's pieces.
+        """
+        import torch
+
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise ValueError(f"name={name!r}: accepted are a-z, 0-9, _ and -")
+        # A cell may run again by hand, but two pieces of one name would silently be one.
+        moment = (display.execution(), getattr(getattr(compute, "__code__", None), "co_filename", ""))
+        before = self._pieces.setdefault(name, moment)
+        if before is not moment and (before[0] == moment[0] or before[1] != moment[1]):
+            raise ValueError(f"name={name!r}: there is a piece of this name already; each needs its own")
+        key = {k: self._provenance[k] for k in ("source_hash", "seed", "parameters", "versions", "device_name")}
+        target = paths.pieces(self.name, self.device, self.profile) / f"{name}.pt"
+        if target.is_file() and self._source_hash is not None:
+            kept = torch.load(target, weights_only=True)
+            if kept["key"] == key:
+                self._resumed_s += kept["wall_s"]
+                return kept["value"]
+        start = time.perf_counter()
+        value = compute()
+        buffer = io.BytesIO()
+        torch.save({"key": key, "value": value, "wall_s": time.perf_counter() - start}, buffer)
+        buffer.seek(0)
+        try:
+            # What goes on is what a resumed run would load, so that both see the same.
+            value = torch.load(buffer, weights_only=True)["value"]
+        except Exception as error:
+            raise TypeError(
+                f"piece {name!r}: this {type(value).__name__} holds more than tensors, numbers, texts, lists and dicts "
+                "and cannot be kept (NumPy arrays: torch.from_numpy)"
+            ) from error
+        paths.write_bytes(target, buffer.getvalue())
+        return value
+
+    def outcomes(
+        self, function: Callable[..., Any], tasks: Sequence[dict[str, Any]], jobs: int | None = None
+    ) -> list[Any]:
+        """``function(task, device=...)`` of every task, kept as ``tq.book.record.tasks`` says: longer than pieces.
+
+        The recording names the runs that it rests on, and those among them that an earlier commit made.
+        """
+        from tq.book.record.tasks import files, outcomes, read
+
+        folder = paths.tasks(self.name, self.device, self.profile)
+        found = outcomes(function, tasks, folder, self.device, jobs)
+        runs = self._provenance.setdefault("runs", {"files": [], "revalidated": {}})
+        for path in files(function, tasks, folder, self.device):
+            note = read(path).get("revalidated")
+            runs["files"] = sorted({*runs["files"], path.name})
+            if note is not None:
+                at = (note["at"] or "unknown")[:10]
+                runs["revalidated"][path.name] = f"by {note['sample']} of {note['of']} at {at}"
+        return found
+
+
+def chapter(
+    name: str,
+    device: str = "auto",
+    profile: str = "quick",
+    seed: int = 0,
+    parameters: Mapping[str, Any] | None = None,
+) -> Chapter:
+    """Opens the recorder of a chapter, with no results yet; the old file stays until the first is recorded.
+
+    parameters: what else decides the results, as JSON values; kept with them.
+    """
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ValueError(f"name={name!r}: a chapter's name consists of a-z, 0-9, _ and -")
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise TypeError(f"seed={seed!r}: a whole number is needed")
+    device = resolve_device(device)
+    paths.check_view(device, profile)
+    return Chapter(name, device, profile, seed, dict(parameters or {}))
+
+
+_reads: list[tuple[str, str | None]] = []  # recordings of other chapters that this process has taken values from
+_BY_HAND: dict[tuple[str, str, str], Chapter] = {}
+
+
+def record(
+    chapter_name: str,
+    key: str,
+    value: Any,
+    unit: str = "1",
+    *,
+    device: str = "auto",
+    profile: str = "quick",
+    low: float | None = None,
+    high: float | None = None,
+    spread: str = "none",
+    n: int = 1,
+) -> Any:
+    """Records one result by hand; all that one process records for a chapter lands in one file."""
+    view = (chapter_name, resolve_device(device), profile)
+    if view not in _BY_HAND:
+        _BY_HAND[view] = chapter(chapter_name, device=view[1], profile=profile)
+    return _BY_HAND[view].record(key, value, unit, low=low, high=high, spread=spread, n=n)
+
+
+def load(chapter: str, device: str = "cpu", profile: str = "full", fresh: bool = False) -> dict[str, Any] | None:
+    """A chapter's results file, committed (`data/`) or fresh (`_build/`); None where there is none.
+
+    A chapter that is recorded in the same process notes what it has read, and is stale when that is recorded anew.
+    """
+    if not fresh:
+        view = f"{device}/{profile}/{chapter}"
+        _reads.append((view, reading(view)))
+    return _load(chapter, device, profile, fresh)
+
+
+def _load(chapter: str, device: str, profile: str, fresh: bool = False) -> dict[str, Any] | None:
+    paths.check_view(device, profile)
+    base = paths.build() if fresh else paths.root() / "data"
+    return paths.read_json(paths.place("results", device, profile, f"{chapter}.json", base))
+
+
+def value(chapter: str, key: str, device: str = "cpu", profile: str = "full", fresh: bool = False) -> Any:
+    """One recorded value; None if it was not measured on that device; a key that a file lacks raises KeyError."""
+    found = load(chapter, device, profile, fresh)
+    if found is None:
+        return None
+    if key not in found["results"]:
+        raise KeyError(f"{chapter!r} on {device} ({profile}) has no result {key!r}; it has {sorted(found['results'])}")
+    return found["results"][key]["value"]
+
+
+def show(value: Any, format: str = "") -> str:
+    """The value in a format specification such as ".3g"; None reads "not measured"."""
+    return "not measured" if value is None else f"{value:{format}}"
+
+
+def beside(chapter: str, keys: Iterable[str], profile: str = "full", format: str = ".4g") -> display.Table:
+    """The committed values of some results, a row a key and a column a device, with their intervals.
+
+    "not measured" where a device has no recording of the chapter, or its recording lacks the key. The book makes this
+    table anew whenever it is built, so it shows what is recorded then.
+    """
+    import pandas as pd
+
+    columns: dict[str, dict[str, str]] = {}
+    lines, keys = [], list(keys)
+    for device in paths.DEVICES:
+        recorded = _load(chapter, device, profile)  # shown as it is when the book is built: no result rests on it
+        if recorded is not None:
+            lines.append(f'<small class="tq-provenance" data-view="{device}/{profile}/{chapter}">{device}</small>')
+        found = (recorded or {"results": {}})["results"]
+        column = columns.setdefault(f"{device}, {profile}", {})
+        for key in keys:
+            entry = found.get(key, {"value": None})
+            text = show(entry["value"], format if isinstance(entry["value"], float) else "")
+            if "low" in entry and entry["value"] is not None:
+                text += f" [{entry['low']:{format}}, {entry['high']:{format}}]"
+            column[key] = text
+    asked = {"chapter": chapter, "keys": keys, "profile": profile, "format": format}
+    caption = f"Recorded in the {profile} profile."
+    return display.Table(pd.DataFrame(columns), caption, "".join(lines), True, {"beside": json.dumps(asked)})

@@ -1,0 +1,1 @@
+"""The runner: chapters re-executed, compared with what is committed, promoted."""

@@ -1,0 +1,174 @@
+"""A stale recording counts again where today's code gives its kept runs anew, bit for bit.
+
+A random sample of the runs that a recording rests on is computed with today's code. One difference, and it stays stale.
+If all agree, the kept runs count as today's, and the recording takes today's hash and says what it was revalidated by;
+but only if everything that has changed lies among what those runs are made of. A changed notebook cell, or an
+instrument that the runs do not use, is not covered by them: then the chapter is to be reproduced, which takes the kept
+runs and computes only the rest.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from tq.book import paths
+from tq.book.record import tasks
+from tq.book.record.dependencies import changed, module_sources, source_hash, sources
+from tq.book.record.provenance import commit, device_name
+from tq.book.record.results import load
+from tq.book.run import archive
+from tq.book.run.stamps import now
+
+SAMPLE = 6
+TOLERANCE = 1e-3  # of a value's size (rms of a tensor), on another kind of processor than the recording's
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One run computed anew: the largest difference of any of its values over that value's size; 0: the same bits."""
+
+    task: dict[str, Any]
+    difference: float
+
+    def line(self, bound: float) -> str:
+        said = "the same bits" if self.difference == 0 else f"differs by {self.difference:.2g} of a value's size"
+        return f"{'ok' if self.difference <= bound else 'DIFFERS'}: {said}: {json.dumps(self.task, sort_keys=True)}"
+
+
+def difference(a: Any, b: Any) -> float:
+    """0 for the same bits (NaN included), else the largest difference over the size of the second; inf for other kinds.
+
+    Tensors of all dtypes, numbers, texts, None, and lists, tuples and dicts of these.
+    """
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        return _tensors(a, b)
+    if isinstance(a, dict) and isinstance(b, dict):
+        return max((difference(a[key], b[key]) for key in a), default=0.0) if a.keys() == b.keys() else float("inf")
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+        pairs = zip(a, b, strict=False)
+        return max((difference(x, y) for x, y in pairs), default=0.0) if len(a) == len(b) else float("inf")
+    if isinstance(a, float) and isinstance(b, float):
+        return _tensors(torch.tensor(a, dtype=torch.float64), torch.tensor(b, dtype=torch.float64))
+    return 0.0 if type(a) is type(b) and a == b else float("inf")
+
+
+def _tensors(a: torch.Tensor, b: torch.Tensor) -> float:
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return float("inf")
+    if a.numel() == 0:
+        return 0.0
+    first, second = (x.detach().cpu().contiguous().reshape(-1) for x in (a, b))
+    if torch.equal(first.view(torch.uint8), second.view(torch.uint8)):
+        return 0.0
+    if not a.dtype.is_floating_point:
+        return float("inf")
+    first, second = first.double(), second.double()
+    gap = (first - second).abs().max().item() / max(second.pow(2).mean().sqrt().item(), 1e-300)
+    return gap if gap > 0 else float("inf")  # NaN in one of them, or zeros of two signs
+
+
+def kept_runs(recorded: dict[str, Any], folder: Path) -> list[Path]:
+    """The kept runs that a recording rests on; ValueError where some are missing."""
+    runs = recorded.get("runs")
+    if not runs:
+        raise ValueError("this recording rests on no kept runs: reproduce the chapter instead")
+    found = [path for path in map(folder.joinpath, runs["files"]) if path.is_file()]
+    if len(found) < len(runs["files"]):
+        raise ValueError(f"{len(runs['files']) - len(found)} of its {len(runs['files'])} runs are not kept here")
+    return found
+
+
+def compare(sample: Sequence[Path], device: str, jobs: int | None = None) -> list[Compared]:
+    """Computes the runs of these files again with today's code."""
+    kept = [tasks.read(path) for path in sample]
+    compared = []
+    with TemporaryDirectory() as scratch:  # not beside the kept ones: today's code must run
+        for name in sorted({each["function"] for each in kept}):
+            of = [each for each in kept if each["function"] == name]
+            anew = tasks.outcomes(tasks.named(name), [each["task"] for each in of], Path(scratch), device, jobs)
+            compared += [Compared(e["task"], difference(n, e["value"])) for e, n in zip(of, anew, strict=True)]
+    return compared
+
+
+def _adopt(files: Sequence[Path], device: str, note: dict[str, Any]) -> list[str]:
+    """Lets kept runs count as today's; returns the names that they have as such."""
+    names = []
+    for path in files:
+        kept = tasks.read(path)
+        function = tasks.named(kept["function"])
+        around = tasks.circumstances(function, device)
+        name = tasks.file_name(function, kept["task"], around)
+        if not (path.parent / name).is_file():
+            tasks.write(path.parent / name, {**kept, **around, "revalidated": note})
+        names.append(name)
+    return sorted(set(names))
+
+
+def revalidate(
+    chapter: str, device: str = "cpu", profile: str = "full", *, sample: int = SAMPLE, jobs: int | None = None
+) -> tuple[bool, str]:
+    """(whether the recording counts as today's, what was found, in lines).
+
+    sample: runs that are computed anew, drawn by a generator that the recording and today's sources seed: a second try
+    draws the same. Raises ValueError where there is nothing to revalidate or not all its runs are kept.
+    """
+    if sample < 1:
+        raise ValueError(f"sample={sample!r}: at least 1")
+    recorded, notebook = load(chapter, device, profile), paths.notebook(chapter)
+    if recorded is None:
+        raise ValueError(f"{chapter} ({device}, {profile}) has no recording")
+    stale = changed(recorded, notebook)
+    if not stale:
+        return True, f"{chapter} ({device}, {profile}) is up to date"
+    if archive.place(chapter, device, profile).is_file():
+        archive.unpack(chapter, device, profile)
+    files = kept_runs(recorded, paths.tasks(chapter, device, profile))
+    today = source_hash(notebook, device)
+    chosen = random.Random(f"{recorded['source_hash']} {today}").sample(files, min(sample, len(files)))
+    agree, bound, lines = _try(chosen, device, jobs)
+    if not agree:
+        return False, "\n".join([*lines, "today's code gives other results: the recording stays stale"])
+    note = {
+        "at": commit()[0], "time_utc": now(), "sample": len(chosen), "of": len(files), "allowed": bound,
+        "recorded_hash": recorded["source_hash"],
+    }  # fmt: skip
+    adopted = _adopt(files, device, note)
+    apart = _not_covered(files, stale, set(sources(notebook, device)), device)
+    if apart:
+        lines.append(f"the {len(files)} kept runs count again, but do not cover what else changed: {', '.join(apart)}")
+        lines.append(f"python -m tq.book reproduce {chapter} --profile {profile} computes the rest")
+        return False, "\n".join(lines)
+    target = paths.place("results", device, profile, f"{chapter}.json", paths.root() / "data")
+    runs = {**recorded["runs"], "files": adopted}
+    fresh = {"source_hash": today, "sources": sources(notebook, device), "runs": runs, "revalidated": note}
+    paths.write_json(target, {**recorded, **fresh})
+    at = (recorded["commit"] or "unknown")[:10]
+    lines.append(f"recorded at {at}, revalidated by {len(chosen)} of {len(files)} runs")
+    return True, "\n".join(lines)
+
+
+def _try(chosen: Sequence[Path], device: str, jobs: int | None) -> tuple[bool, float, list[str]]:
+    """Whether these runs come out the same today, the difference that is allowed, and a line for each."""
+    names, here = {tasks.read(path)["device_name"] for path in chosen}, device_name(device)
+    bound = 0.0 if names == {here} else TOLERANCE
+    compared = compare(chosen, device, jobs)
+    lines = [each.line(bound) for each in compared]
+    if bound:
+        lines.insert(0, f"recorded on {', '.join(sorted(names))}, here {here}: {bound:g} of a value's size is allowed")
+    return all(each.difference <= bound for each in compared), bound, lines
+
+
+def _not_covered(files: Sequence[Path], stale: Sequence[str], inputs: set[str], device: str) -> list[str]:
+    """What has changed and is no part of what these runs are made of. For files that are gone, what is left answers."""
+    modules = {tasks.read(path)["function"].partition(":")[0] for path in files}
+    made_of = {name for module in modules for name in module_sources(module, device)}
+    files_of = {name for name in stale if name.startswith(("tq/", "kernels/", "data/", "notebooks/"))}
+    return sorted(set(stale) - made_of - (files_of - inputs))

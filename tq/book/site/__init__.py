@@ -1,0 +1,1 @@
+"""The pages: the build, the lint of their numbers, the README table, calculators and comparisons."""

@@ -1,0 +1,77 @@
+"""Schemes as they were published: TurboQuant-Adam v3 and 1-bit Adam.
+
+Sources: "published-v3" is TurboQuant-Adam v3 of the technical report AEGIS-TR-2026-004; 1-bit Adam (Tang et al. 2021).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tq.quant.codebook import lloyd_max
+from tq.quant.codec import Codec
+from tq.quant.rotation import rotate, unrotate
+from tq.train.comm.layout import seeded
+from tq.train.schemes.bucket import Bucket, Exchange, Exchanged, Moments
+
+SIGMA_MEMORY = 0.9  # of the running scale of "published-v3"; the report does not print it
+
+
+def by_running_scale(x: Tensor, sizes: Sequence[int], sigma: Tensor, codec: Codec, seed: int) -> tuple[Tensor, Tensor]:
+    """(x decoded, sigma renewed): every tensor rotated in blocks, its levels times a moving average of its rms."""
+    levels, thresholds = (torch.tensor(t, dtype=torch.float32, device=x.device) for t in lloyd_max(codec.bits))
+    decoded, renewed = [], []
+    for part, old in zip(x.split(list(sizes)), sigma, strict=True):
+        now = part.square().mean().sqrt()
+        scale = torch.where(old > 0, SIGMA_MEMORY * old + (1 - SIGMA_MEMORY) * now, now)
+        blocks = F.pad(part, (0, -part.numel() % codec.block)).view(-1, codec.block)
+        z = rotate(blocks, 1, seed) / scale.clamp_min(torch.finfo(torch.float32).tiny)
+        decoded.append(unrotate(levels[torch.bucketize(z, thresholds)] * scale, 1, seed).view(-1)[: part.numel()])
+        renewed.append(scale)
+    return torch.cat(decoded), torch.stack(renewed)
+
+
+def _send_by_running_scale(b: Bucket, x: Tensor, feedback: bool) -> Exchange:
+    whole = x + b.kept("error") if feedback else x
+    seed = seeded(b.codecs[0], b.key, b.rank).seed
+    sent, sigma = by_running_scale(whole, b.sizes, b.kept("sigma", len(b.sizes)), b.codecs[0], seed)
+    new = {"sigma": sigma} | ({"error": whole - sent} if feedback else {})
+    # the report's all-gather: everybody's codes to everybody
+    nbytes = (b.ranks - 1) * (sent.numel() * b.codecs[0].bits / 8 + 4 * len(b.sizes))
+    return Exchanged((yield b.ask(sent, nbytes=nbytes)).mean, new)
+
+
+def send_scaled_gradient(b: Bucket, feedback: bool) -> Exchange:
+    """The gradient as the report quantizes: its setting for the failures of gradient quantization."""
+    return (yield from _send_by_running_scale(b, b.gradient, feedback))
+
+
+def send_published(b: Bucket) -> Exchange:
+    """v3: m and v of this rank's gradients; m plus residual goes to all."""
+    new = {"m": b.momentum(), "v": b.second_moment(b.gradient)}
+    momentum, renewed = yield from _send_by_running_scale(b, new["m"], feedback=True)
+    return Exchanged(momentum, new | renewed)
+
+
+def own_v(b: Bucket, found: Exchanged) -> Moments:
+    """v3's update: the mean of what was sent over this rank's own v. The replicas drift apart."""
+    return Moments(found.gradient, found.renewed["v"], {})
+
+
+def _signs(x: Tensor, sizes: Sequence[int]) -> Tensor:
+    parts = [(t, t.abs().mean()) for t in x.split(list(sizes))]
+    return torch.cat([torch.where(t >= 0, magnitude, -magnitude) for t, magnitude in parts])
+
+
+def send_signs(b: Bucket) -> Exchange:
+    """1-bit Adam after its warm-up: signs of the momentum, one magnitude a tensor, feedback in both phases."""
+    whole = b.momentum() + b.kept("error")
+    sent = _signs(whole, b.sizes)
+    new = {"error": whole - sent}
+    nbytes = 2 * (b.ranks - 1) / b.ranks * (sent.numel() / 8 + 4 * len(b.sizes))
+    whole = (yield b.ask(sent, nbytes=nbytes)).mean + b.kept("server_error")  # whole on every rank; really its chunk
+    sent = _signs(whole, b.sizes)
+    return Exchanged(sent, {**new, "server_error": whole - sent})

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tarfile
 import time
+from concurrent.futures import Future, ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -62,13 +63,32 @@ def test_an_outcome_tells_what_it_is_of(tmp_path: Path) -> None:
     assert kept["sources"] == tasks.module_hash(train.__module__, "cpu")
 
 
-def test_a_failing_task_keeps_what_is_done_and_cancels_the_rest(tmp_path: Path) -> None:
+def test_a_failing_task_keeps_what_is_done_and_cancels_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first task fails once the second runs: the second is kept, those that had not begun never begin."""
-    began, failed = tmp_path / "began", tmp_path / "failed"
+    began, failed, cancelled = tmp_path / "began", tmp_path / "failed", tmp_path / "cancelled"
+
+    class Pool(ProcessPoolExecutor):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.submitted: list[Future[Any]] = []
+
+        def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
+            self.submitted.append(super().submit(*args, **kwargs))
+            return self.submitted[-1]
+
+        def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+            super().shutdown(wait=False, cancel_futures=cancel_futures)
+            cancelled.touch()  # what runs now may end, and the next may not begin
+            while not all(future.done() for future in self.submitted):
+                time.sleep(0.01)
+
+    monkeypatch.setattr(tasks, "ProcessPoolExecutor", Pool)
     first = {"n": 0, "fails": 1, "wait": str(began), "note": str(failed)}
     second = {"n": 1, "note": str(began)}
     third = {"n": 2, "wait": str(failed)}  # runs when the first fails, and is kept
-    later = [{"n": n, "note": str(tmp_path / f"later-{n}")} for n in range(10, 30)]
+    later = [{"n": n, "note": str(tmp_path / f"later-{n}"), "wait": str(cancelled)} for n in range(10, 30)]
     folder = tmp_path / "kept"
     with pytest.raises(tasks.TasksFailed, match=r"1 of 23 tasks failed(?s:.)*told to fail: 0"):
         tasks.outcomes(quick, [first, second, third, *later], folder, jobs=2)

@@ -51,8 +51,10 @@ def blocks(count, block, seed=0):
 
 @pytest.mark.parametrize("bits", (2, 3, 4))
 @pytest.mark.parametrize("block", (64, 128, 1024))
-def test_integers_choose_nearly_as_well_as_full_precision(bits, block):
-    u, tried = blocks(4000, block), of(17, bits)
+@pytest.mark.parametrize("seed", (11, 12, 13))
+def test_integers_choose_nearly_as_well_as_full_precision(bits, block, seed):
+    """The rule: of the error without a search, integers lose at most a hundredth. Found on seed 0, held on others."""
+    u, tried = blocks(2000, block, seed), of(17, bits)
     levels, thresholds = (torch.tensor(t, dtype=torch.float32) for t in lloyd_max(bits))
 
     def loss(multiplier):

@@ -33,7 +33,7 @@ def test_exact_search_bounds_the_codecs_search():
     exact = vectors.exact_search(x, vectors.lloyd_half(4))
     scale = (x * exact).sum(1) / exact.square().sum(1)
     best = nmse(x, exact * scale[:, None])
-    by_k = [nmse(x, Codec(4, 128, "mse", 1, k).decode(Codec(4, 128, "mse", 1, k).encode(x))) for k in (1, 5, 17, 64)]
+    by_k = [nmse(x, Codec(4, 128, "mse", 1, k).decode(Codec(4, 128, "mse", 1, k).encode(x))) for k in (1, 5, 17)]
     assert all(a > b for a, b in itertools.pairwise(by_k)) and by_k[-1] > best * 0.97  # another rotation, same law
     assert by_k[-1] < best * 1.03
 

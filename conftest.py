@@ -48,24 +48,27 @@ def peak_bytes() -> int:
     return max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)) << 10
 
 
-PEAKS = pytest.StashKey[list[tuple[int, str]]]()  # bytes, and the test that came to them
+# Of each process that runs tests: the bytes it came to, and the tests that made it grow, each with how much.
+PEAKS = pytest.StashKey[list[tuple[int, list[tuple[int, str]]]]]()
+STEPS = 6  # of growth that are told
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.stash[PEAKS] = [(0, "")]
+    config.stash[PEAKS] = [(0, [])]
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item) -> None:
     peaks = item.config.stash[PEAKS]
-    if (now := peak_bytes()) > peaks[0][0]:
-        peaks[0] = now, item.nodeid
+    before, grown = peaks[0]
+    if (now := peak_bytes()) > before:
+        peaks[0] = now, [*grown, (now - before, item.nodeid)]
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
     """A worker of xdist has ended; one that crashed has not said what it took."""
-    node.config.stash[PEAKS].append(tuple(getattr(node, "workeroutput", {}).get("peak", (0, ""))))
+    node.config.stash[PEAKS].append(tuple(getattr(node, "workeroutput", {}).get("peak", (0, []))))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -114,8 +117,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         file = config.rootpath / "_build" / f"slowest-{Path(config.args[0]).parts[0]}.txt"
         file.parent.mkdir(exist_ok=True)
         file.write_text("".join(slowest(config, count)))
-    most, test = max((peak_bytes(), ""), *config.stash[PEAKS])
-    terminalreporter.line(f"largest process: {most / 1e9:.1f} GB{f', in {test}' if test else ''}")
+    most, grown = max(*config.stash[PEAKS], (peak_bytes(), []), key=lambda peak: peak[0])
+    terminalreporter.line(f"largest process: {most / 1e9:.1f} GB{f', in {grown[-1][1]}' if grown else ''}")
+    for growth, test in sorted(grown, reverse=True)[:STEPS] if len(grown) > 1 else ():
+        terminalreporter.line(f"    it grew by {growth / 1e9:.1f} GB in {test}")
 
 
 def _say_what_was_skipped(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -291,7 +291,7 @@ class Coded(NamedTuple):
 
 
 class Settings(NamedTuple):
-    """What fixes the codes of m and v: bits, scale as of ``cpu.encode``, codebook, octaves as of ``logscale``."""
+    """What fixes the codes of m and v: bits, scale as of ``cpu.Encoder``, codebook, octaves as of ``logscale``."""
 
     m_bits: int
     v_bits: int
@@ -314,7 +314,7 @@ def step(
     negated: and changes its sign. seed: bf16 weights are rounded at random with it, else to the nearest.
     """
     values, *tables = _table(parameters, gradients, constants)
-    numel = values[_NUMEL]
+    numel = int(values[_NUMEL])
     values |= {_NEGATED: negated, _AT_RANDOM: seed is not None, _SEED: cpu._signed(seed or 0)}
     held: list[Any] = []
     if settings is None:
@@ -331,8 +331,7 @@ def step(
         of_m, of_v = (np.stack(pair) for pair in zip(read, written, strict=True))
         held += [of_m, of_v]
         values |= {_M: of_m.ctypes.data, _V: of_v.ctypes.data, _STARTED: before is not None}
-    given = cpu._arguments(values)
-    given.view(np.float64)[[_DIVISOR, _FACTOR]] = divisor, factor
+    given = cpu._arguments(values | {_DIVISOR: float(divisor), _FACTOR: float(factor)})
     cpu._run(_kernel(0 if settings is None else settings.m_bits), given, numel)
 
 
@@ -394,9 +393,8 @@ def _fields(
         table = cpu._decoder_table(settings.m_bits, levels)
         held.append(table)
         m |= {cpu._TABLE: table.ctypes.data, cpu._ENTRIES: table.size}
-    of_m = cpu._arguments(m)
     largest = cpu._limit(scales.dtype) if encodes else torch.finfo(torch.float32).max
-    of_m.view(np.float64)[[cpu._LIMIT, cpu._FACTOR]] = largest, 1.0
+    of_m = cpu._arguments(m | {cpu._LIMIT: largest, cpu._FACTOR: 1.0})
     v = logscale._values(numel, code.codes, code.ranges, BLOCK, settings.v_bits)
     v |= {logscale._SEED: cpu._signed(code.dither), logscale._REACH: settings.octaves * logscale._OCTAVE}
     return of_m, cpu._arguments(v)

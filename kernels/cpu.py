@@ -33,9 +33,10 @@ from . import simd
 
 _GROUP = simd.LANES
 _KINDS = {torch.float32: simd.FP32, torch.bfloat16: simd.BF16, torch.float16: simd.FP16}
+_LARGEST = {dtype: torch.finfo(dtype).max for dtype in _KINDS}
 _SCALES = {"paper": 0, "mse": 1, "unbiased": 2, "norm": 3}
 _SAFE = np.float32(2.0**60)  # a sum of squares between 1/_SAFE and _SAFE needs no power of two before it
-_SMALL = 1 << 17  # elements below which waking other threads costs more than it saves
+_SMALL = 1 << 16  # elements below which waking other threads costs more than it saves
 _LARGE = 1 << 22  # bytes of output that no second cache holds: written past the caches, which need not read it then
 _PAD = simd.LANES  # floats between rows of a group, so that powers of two do not share one set of the cache
 
@@ -704,12 +705,12 @@ def _limit(dtype: torch.dtype) -> float:
     return float(info.max) * (1.0 + info.eps / 4.0)
 
 
-def _arguments(values: dict[int, int]) -> np.ndarray:
-    """The array that a kernel is called with, from values by their places; 0 elsewhere."""
-    given = [0] * _FIELDS
+def _arguments(values: dict[int, int | float]) -> np.ndarray:
+    """The array that a kernel is called with, from values by their places, floats as their bits; 0 elsewhere."""
+    given = np.zeros(_FIELDS, np.int64)
     for place, value in values.items():
-        given[place] = value
-    return np.array(given, np.int64)
+        (given.view(np.float64) if isinstance(value, float) else given)[place] = value
+    return given
 
 
 def _held_to_memory(*tensors: Tensor) -> None:
@@ -725,52 +726,72 @@ def _signed(seed: int) -> int:
     return seed - (1 << 64) if seed >> 63 else seed
 
 
-def _blocks_of(
-    x_RD: Tensor, payload_NW: Tensor, scales: Tensor, rotation: tuple[int, int, int], bits: int
-) -> dict[int, int]:
-    """The arguments of both directions; asserts what the kernels rely on."""
-    (block, rounds, seed), (rows, dim), count = rotation, x_RD.shape, scales.numel()
-    _held_to_memory(x_RD, payload_NW, scales)
-    assert count == rows * -(-dim // block) and payload_NW.nbytes == count * (bits * block // 8)
-    assert scales.dtype == torch.float32
-    return {
-        _X: x_RD.data_ptr(), _SIZE: x_RD.element_size(), _DIM: dim, _PAYLOAD: payload_NW.data_ptr(),
-        _SCALE_AT: scales.data_ptr(), _BLOCKS: count, _SEED: _signed(seed), _ROUNDS: rounds, _BLOCK: block,
-    }  # fmt: skip
+class _Prepared:
+    """Arguments of a kernel that are the same in every call, and what they point at."""
+
+    def __init__(self, values: dict[int, int | float], block: int, rounds: int, bits: int, held: object) -> None:
+        self._given = _arguments(values | {_BLOCK: block, _ROUNDS: rounds})
+        self._block, self._block_bytes, self._held = block, bits * block // 8, held
+
+    def _filled(self, x_RD: Tensor, payload_NW: Tensor, scales: Tensor, seed: int) -> np.ndarray:
+        """All arguments; asserts what the kernels rely on."""
+        (rows, dim), count = x_RD.shape, scales.numel()
+        _held_to_memory(x_RD, payload_NW, scales)
+        assert count == rows * -(-dim // self._block) and payload_NW.nbytes == count * self._block_bytes
+        assert scales.dtype == torch.float32
+        given = self._given.copy()
+        given[_X], given[_PAYLOAD], given[_SCALE_AT] = x_RD.data_ptr(), payload_NW.data_ptr(), scales.data_ptr()
+        given[_SIZE], given[_DIM], given[_BLOCKS], given[_SEED] = x_RD.element_size(), dim, count, _signed(seed)
+        return given
 
 
-def encode(
-    x_RD: Tensor, payload_NW: Tensor, scale_N: Tensor, *, rotation: tuple[int, int, int], levels_L: Tensor,
-    thresholds: Tensor, search: Search, bits: int, scale: str, factor: float = 1.0,
-) -> bool:  # fmt: skip
-    """Encode ``factor * x_RD`` [rows, dim] (contiguous; fp32, bf16, fp16) into ``payload_NW`` and ``scale_N``.
+class Encoder(_Prepared):
+    """A codec's encoder for all seeds and tensors, made once: to look its tables up takes longer than a small tensor.
 
-    Every row starts a new block. payload_NW: uint8; scale_N: fp32 or bf16; rotation: block, rounds, seed;
-    levels_L and thresholds: fp32, symmetric; scale: "paper", "mse", "unbiased" or "norm". All on the CPU. Returns
-    whether all scales are finite.
+    levels_L and thresholds: fp32, symmetric; scale: "paper", "mse", "unbiased" or "norm"; scale_dtype: fp32 or bf16.
     """
-    scales = scale_N if scale_N.dtype == torch.float32 else torch.empty(scale_N.shape, dtype=torch.float32)
-    where, *_held = _encoder_tables(bits, thresholds.numpy().tobytes(), levels_L.numpy().tobytes(), search)
-    given = _arguments(_blocks_of(x_RD, payload_NW, scales, rotation, bits) | where | {_SCALE: _SCALES[scale]})
-    given.view(np.float64)[[_LIMIT, _FACTOR]] = _limit(scale_N.dtype), factor
-    _run(_kernel(True, _KINDS[x_RD.dtype], bits), given, x_RD.numel())
-    if scales is not scale_N:
-        scale_N.copy_(scales)
-    return not given[_LOST]
+
+    def __init__(
+        self, block: int, rounds: int, bits: int, *, levels_L: Tensor, thresholds: Tensor, search: Search, scale: str,
+        scale_dtype: torch.dtype,
+    ) -> None:  # fmt: skip
+        where, *held = _encoder_tables(bits, thresholds.numpy().tobytes(), levels_L.numpy().tobytes(), search)
+        values = where | {_SCALE: _SCALES[scale], _LIMIT: _limit(scale_dtype)}
+        super().__init__(values, block, rounds, bits, held)
+        self._bits = bits
+
+    def __call__(self, x_RD: Tensor, payload_NW: Tensor, scale_N: Tensor, seed: int, factor: float = 1.0) -> bool:
+        """Encode ``factor * x_RD`` [rows, dim] (contiguous; fp32, bf16, fp16) into ``payload_NW`` and ``scale_N``.
+
+        Every row starts a new block. payload_NW: uint8. All on the CPU. Returns whether all scales are finite.
+        """
+        scales = scale_N if scale_N.dtype == torch.float32 else torch.empty(scale_N.shape, dtype=torch.float32)
+        given = self._filled(x_RD, payload_NW, scales, seed)
+        given.view(np.float64)[_FACTOR] = factor
+        _run(_kernel(True, _KINDS[x_RD.dtype], self._bits), given, x_RD.numel())
+        if scales is not scale_N:
+            scale_N.copy_(scales)
+        return not given[_LOST]
 
 
-def decode(
-    payload_NW: Tensor, scale_N: Tensor, out_RD: Tensor, *, rotation: tuple[int, int, int], levels_L: Tensor,
-    bits: int, accumulate: bool = False,
-) -> None:  # fmt: skip
-    """Decode into ``out_RD`` [rows, dim] (contiguous; fp32, bf16, fp16), or add to it (fp32). All on the CPU."""
-    assert not accumulate or out_RD.dtype == torch.float32
-    scales, levels = scale_N.float(), _decoder_table(bits, levels_L.numpy().tobytes())
-    kind = simd.ADD_FP32 if accumulate else _KINDS[out_RD.dtype]
-    if not accumulate and out_RD.shape[0] == 1 and out_RD.nbytes >= _LARGE and out_RD.data_ptr() % 64 == 0:
-        kind += simd.STREAM
-    values = _blocks_of(out_RD, payload_NW, scales, rotation, bits)
-    values |= {_TABLE: levels.ctypes.data, _ENTRIES: levels.size, _STREAM: kind >= simd.STREAM}
-    given = _arguments(values)
-    given.view(np.float64)[_LIMIT] = torch.finfo(out_RD.dtype).max
-    _run(_kernel(False, kind, bits), given, out_RD.numel())
+class Decoder(_Prepared):
+    """A codec's decoder for all seeds and tensors; see ``Encoder``."""
+
+    def __init__(self, block: int, rounds: int, bits: int, *, levels_L: Tensor) -> None:
+        levels = _decoder_table(bits, levels_L.numpy().tobytes())
+        super().__init__({_TABLE: levels.ctypes.data, _ENTRIES: levels.size}, block, rounds, bits, levels)
+        self._bits = bits
+
+    def __call__(
+        self, payload_NW: Tensor, scale_N: Tensor, out_RD: Tensor, seed: int, accumulate: bool = False
+    ) -> None:
+        """Decode into ``out_RD`` [rows, dim] (contiguous; fp32, bf16, fp16), or add to it (fp32). All on the CPU."""
+        assert not accumulate or out_RD.dtype == torch.float32
+        kind = simd.ADD_FP32 if accumulate else _KINDS[out_RD.dtype]
+        if not accumulate and out_RD.shape[0] == 1 and out_RD.nbytes >= _LARGE and out_RD.data_ptr() % 64 == 0:
+            kind += simd.STREAM
+        scales = scale_N.float()
+        given = self._filled(out_RD, payload_NW, scales, seed)
+        given[_STREAM] = kind >= simd.STREAM
+        given.view(np.float64)[_LIMIT] = _LARGEST[out_RD.dtype]
+        _run(_kernel(False, kind, self._bits), given, out_RD.numel())

@@ -39,6 +39,8 @@ def test_the_end_of_a_run(tmp_path: Path, workers: str) -> None:
     inherited = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6  # a process begins with its maker's mark
     assert peak and 0.7 <= float(peak.group(1)) < max(1.5, inherited + 0.2)
     assert peak.group(2) == "test_large" or inherited > 0.7
+    steps = re.findall(r"^    it grew by (\S+) GB in tests/test_it.py::(.*)$", result.stdout, re.MULTILINE)
+    assert len(steps) <= 3 and (not steps or steps[0][0] == max(step for step, _ in steps))
     lines = (tmp_path / "_build" / "slowest-tests.txt").read_text().splitlines()
     assert {line.split("::")[1] for line in lines} == {"test_large", "test_slow"}
 

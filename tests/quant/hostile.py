@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import math
 import mmap
@@ -35,7 +36,9 @@ from tq.quant import dispatch
 from tq.quant.bits import unpack
 from tq.quant.inner_product import ProdCodec
 from tq.quant.logscale import LogCodec
+from tq.quant.reference import _best_multipliers, _squared_sine
 from tq.quant.rotation import rotate
+from tq.quant.scale_search import INTEGER_BITS, STEPS
 
 REFUSALS = (TypeError, ValueError)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -279,27 +282,52 @@ def check_code(codec: Codec, plain: Tensor, code: Code, factor: float, rows: boo
         assert torch.equal(coded(code.scales), coded(want.scales)), "other blocks are zero, or not finite"
     x_RD = plain.double().reshape(-1, plain.shape[-1]) if rows else plain.double().reshape(1, -1)
     x_NB = torch.nn.functional.pad(x_RD, (0, -x_RD.shape[1] % codec.block)).reshape(-1, codec.block)
-    if codec.search > 1:  # another multiplier that is as good
-        ours, theirs = (_direction(codec, c) for c in (code, want))
-        cosines = [torch.nn.functional.cosine_similarity(y, x_NB, dim=1, eps=1e-300) for y in (ours, theirs)]
-        assert ((cosines[0] - cosines[1])[want.scales > 0].abs() < 1e-4).all(), "another multiplier that is worse"
-        return
-    a, b = (unpack(c.payload, codec.bits, codec.block).long() for c in (code, want))
-    at = (a != b).nonzero(as_tuple=True)
     z_NB = rotate(x_NB, codec.rounds, codec.seed)
-    u = (z_NB / z_NB.square().mean(1, keepdim=True).sqrt())[at]
+    u_NB = z_NB / z_NB.square().mean(1, keepdim=True).sqrt()
+    a, b = (unpack(c.payload, codec.bits, codec.block).long() for c in (code, want))
     thresholds = dispatch._tables(codec.bits, None, "cpu")[1].double()
+    if codec.search > 1:
+        for row in (a != b).any(1).nonzero().flatten().tolist():
+            tried = _multipliers_that_may_win(codec, u_NB[row])
+            gaps = [_from_thresholds(u_NB[row] * m, a[row], thresholds) for m in tried]
+            assert min(gaps) < 4e-6, f"no multiplier that may win gives this code; {min(gaps):.2g} from one of {tried}"
+        return
+    at = (a != b).nonzero(as_tuple=True)
+    u = u_NB[at]
     assert (a - b).abs().max() <= 1, "an index that is not the neighbour of the reference's"
     gap = (u - thresholds[torch.minimum(a, b)[at]]).abs()
     assert (gap < 4e-6 * (1 + u.abs())).all(), f"an index is off, {gap.max().item():.2g} from the threshold"
 
 
-def _direction(codec: Codec, code: Code) -> Tensor:
-    """The decoded blocks [N, B] in float64, padding included, without their scales."""
-    whole = (code.payload.shape[0] * codec.block,)
-    ones = torch.where(code.scales > 0, 1.0, 0.0).to(codec.scale_dtype)
-    y = codec.decode(Code(codec, whole, torch.float32, code.payload, ones), impl="reference")
-    return y.double().view(-1, codec.block)
+def _from_thresholds(u: Tensor, index: Tensor, thresholds: Tensor) -> float:
+    """How far the numbers [B] have to move, at most and by their size, to get these indices."""
+    edges = torch.cat([u.new_tensor([-math.inf]), thresholds, u.new_tensor([math.inf])])
+    off = torch.maximum(edges[index] - u, u - edges[index + 1]).clamp(min=0.0)
+    return float((off / (1 + u.abs())).max())
+
+
+def _multipliers_that_may_win(codec: Codec, u: Tensor) -> set[float]:
+    """Those that the search may choose for a block [B], as its numbers are known but for their rounding.
+
+    Integers judge exactly, so their choice differs only where a number lies between two of their steps.
+    """
+    tried = dispatch._search(codec.search, codec.bits, codec.sphere_dim)
+    levels, thresholds = dispatch._tables(codec.bits, codec.sphere_dim, "cpu")
+    steps = u.abs() * STEPS
+    between = ((steps % 1 - 0.5).abs() < 2e-3).nonzero().flatten()
+    if codec.bits > INTEGER_BITS or len(between) > 7:  # blocks of one number again and again: any may round either way
+        trials = u * torch.tensor(tried.multipliers, dtype=torch.float64)[:, None]
+        loss = _squared_sine(trials, levels.double()[torch.bucketize(trials, thresholds.double())])
+        slack = 2e-6 if codec.bits > INTEGER_BITS else 0.02
+        return {m for m, of_m in zip(tried.multipliers, loss.tolist(), strict=True) if of_m < loss.min() + slack}
+    ways = []
+    for way in itertools.product((torch.floor, torch.ceil), repeat=len(between)):
+        steps_of_way = steps.round()
+        for at, rounded in zip(between.tolist(), way, strict=True):
+            steps_of_way[at] = rounded(steps[at])
+        ways.append(steps_of_way / STEPS)
+    return set(_best_multipliers(torch.stack(ways).float(), tried, levels, thresholds).tolist())
+
 
 
 def check_values(codec: Codec, code: Code, y: Tensor, base: Tensor | None) -> None:

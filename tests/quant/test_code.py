@@ -19,6 +19,7 @@ from torch import Tensor
 
 from tq import Code, Codec
 from tq.kernels import cpu
+from tq.quant import dispatch
 from tq.quant.inner_product import ProdCodec
 from tq.quant.logscale import LogCodec
 
@@ -362,6 +363,25 @@ def test_kernels_are_held_to_the_length_of_their_arguments() -> None:
         with pytest.raises(ValueError, match="22 int64 in a row"):
             cpu._run(None, wrong, 1)
     assert len(set(cpu._PLACES)) == cpu._FIELDS == 22
+
+
+@pytest.mark.parametrize("impl", ["cpu", "reference"])
+def test_what_a_call_needs_is_made_once_for_all_seeds(impl: str) -> None:
+    """Each settings has its own, each seed its own codes; what is handed out unchecked passes the check."""
+    x, first = gaussian(3, 200), Codec(3, 64, "mse", 2, 5)
+    first.decode(first.encode(x, impl=impl), impl=impl)
+    before = dispatch._encoder.cache_info().misses, dispatch._decoder.cache_info().misses
+    for codec in (first.at_step(7), first.derive("a"), dataclasses.replace(first, seed=3), copy.deepcopy(first)):
+        code, alone = codec.encode(x, impl=impl), Codec(3, 64, "mse", 2, 5, codec.seed)
+        code.check()
+        assert codec == alone and hash(codec) == hash(alone)
+        assert code.to_bytes() == alone.encode(x, impl=impl).to_bytes()
+        assert torch.allclose(codec.decode(code, impl=impl), alone.decode(code), atol=1e-5)
+    assert (dispatch._encoder.cache_info().misses, dispatch._decoder.cache_info().misses) == before
+    for other in (Codec(4, 64, "mse", 2, 5), Codec(3, 64, "mse", 1, 5), Codec(3, 64, "mse", 2, 1), Codec(3, 64)):
+        assert other.decode(other.encode(x, impl=impl)).isfinite().all()
+        code = dataclasses.replace(other, seed=9).encode(x, impl=impl)
+        assert not torch.equal(code.scales, other.encode(x, impl=impl).scales)
 
 
 # --- compilers --------------------------------------------------------------------------------------------------

@@ -7,7 +7,8 @@ An explicit choice that cannot run raises; nothing falls back in silence. What h
 from __future__ import annotations
 
 import os
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, partial
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
@@ -99,10 +100,48 @@ def _whole_rows(x_RD: Tensor, block: int) -> Tensor:
     return x_RD.view(1, -1) if x_RD.shape[0] != 1 and x_RD.shape[1] % block == 0 else x_RD
 
 
-def _rotation(kernel: ModuleType, settings: Settings, device: str) -> dict[str, Any]:
-    """How kernels are told the rotation: those on the CPU make the signs as they go, a GPU in a launch of its own."""
-    wanted = settings.block, settings.rounds, settings.seed
-    return {"signs_RB": kernel.signs(*wanted, device)} if hasattr(kernel, "signs") else {"rotation": wanted}
+@lru_cache(maxsize=256)
+def _encoder(settings: Settings, chosen: str, device: torch.device) -> Callable[..., bool | None]:
+    """Call with x_RD, payload, scales, seed and factor; see ``encode``. Made once for all seeds."""
+    levels, thresholds = _tables(settings.bits, settings.sphere_dim, str(device))
+    kernel, tried = _kernel_of(chosen), _search(settings.search, settings.bits, settings.sphere_dim)
+    tables: dict[str, Any] = {"levels_L": levels, "thresholds": thresholds, "search": tried}
+    if chosen == "cpu":
+        wanted = settings.block, settings.rounds, settings.bits
+        made: Callable[..., bool] = kernel.Encoder(
+            *wanted, **tables, scale=settings.scale, scale_dtype=settings.scale_dtype
+        )
+        return made
+    run = partial(kernel.encode, **tables, bits=settings.bits, scale=settings.scale)
+    return lambda x_RD, payload, scales, seed, factor: run(
+        x_RD, payload, scales, **_rotation(kernel, settings, seed, device), factor=factor
+    )
+
+
+@lru_cache(maxsize=256)
+def _decoder(settings: Settings, chosen: str, device: torch.device) -> Callable[..., None]:
+    """Call with payload, scales, out_RD, seed and accumulate; see ``decode``. Made once for all seeds."""
+    levels, _ = _tables(settings.bits, settings.sphere_dim, str(device))
+    kernel = _kernel_of(chosen)
+    if chosen == "cpu":
+        made: Callable[..., None] = kernel.Decoder(settings.block, settings.rounds, settings.bits, levels_L=levels)
+        return made
+    run = partial(kernel.decode, levels_L=levels, bits=settings.bits)
+    return lambda payload, scales, out_RD, seed, accumulate: run(
+        payload, scales, out_RD, **_rotation(kernel, settings, seed, device), accumulate=accumulate
+    )
+
+
+def _kernel_of(chosen: str) -> Any:
+    """The module that encodes and decodes."""
+    return reference if chosen == "reference" else _kernel(chosen)
+
+
+def _rotation(kernel: ModuleType, settings: Settings, seed: int, device: torch.device) -> dict[str, Any]:
+    """What tells others than the CPU's kernels the rotation: a GPU makes the signs in a launch of its own."""
+    if kernel is reference:
+        return {"block": settings.block, "rounds": settings.rounds, "rotation": settings.rotation, "seed": seed}
+    return {"signs_RB": kernel.signs(settings.block, settings.rounds, seed, str(device))}
 
 
 def encode(
@@ -114,24 +153,9 @@ def encode(
     """
     if type(x_RD) not in PLAIN:  # a copy on the way here may be a tracer's
         memory_range("x", x_RD)
-    device = str(x_RD.device)
-    levels, thresholds = _tables(settings.bits, settings.sphere_dim, device)
-    x_RD, tried = _whole_rows(x_RD, settings.block), _search(settings.search, settings.bits, settings.sphere_dim)
-    chosen = resolve(impl, settings, x_RD.device)
-    if chosen != "reference":
-        kernel = _kernel(chosen)
-        assert isinstance(kernel, ModuleType)
-        finite: bool | None = kernel.encode(
-            x_RD, payload, scales, **_rotation(kernel, settings, device), levels_L=levels, thresholds=thresholds,
-            search=tried, bits=settings.bits, scale=settings.scale, factor=factor,
-        )  # fmt: skip
-        return finite
-    reference.encode(
-        x_RD, payload, scales, bits=settings.bits, block=settings.block, scale=settings.scale, rounds=settings.rounds,
-        rotation=settings.rotation, seed=settings.seed, levels_L=levels, thresholds=thresholds,
-        search=tried, factor=factor,
-    )  # fmt: skip
-    return None
+    device = x_RD.device
+    run = _encoder(settings.unseeded, resolve(impl, settings, device), device)
+    return run(_whole_rows(x_RD, settings.block), payload, scales, settings.seed, factor)
 
 
 def decode(
@@ -140,20 +164,9 @@ def decode(
     """Decode into contiguous ``out_RD`` [rows, dim], or add to it in fp32; see ``reference.decode``."""
     if type(out_RD) not in PLAIN:
         memory_range("out", out_RD)
-    device = str(payload.device)
-    levels, _ = _tables(settings.bits, settings.sphere_dim, device)
-    out_RD = _whole_rows(out_RD, settings.block)
-    chosen = resolve(impl, settings, payload.device)
-    if chosen != "reference":
-        kernel = _kernel(chosen)
-        assert isinstance(kernel, ModuleType)
-        rotation = _rotation(kernel, settings, device)
-        kernel.decode(payload, scales, out_RD, **rotation, levels_L=levels, bits=settings.bits, accumulate=accumulate)
-        return
-    reference.decode(
-        payload, scales, out_RD, bits=settings.bits, block=settings.block, rounds=settings.rounds,
-        rotation=settings.rotation, seed=settings.seed, levels_L=levels, accumulate=accumulate,
-    )  # fmt: skip
+    device = payload.device
+    run = _decoder(settings.unseeded, resolve(impl, settings, device), device)
+    run(payload, scales, _whole_rows(out_RD, settings.block), settings.seed, accumulate)
 
 
 def _log_kernel(impl: str, device: torch.device, block: int) -> ModuleType | None:

@@ -8,7 +8,8 @@ Shapes: N blocks, B block size, W packed bytes a block.
 from __future__ import annotations
 
 import math
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, fields
+from functools import cached_property
 
 import torch
 
@@ -91,6 +92,11 @@ class Settings:
         if self.scale_dtype == torch.bfloat16 and self.bits > 6:
             raise ValueError(f"scale_dtype=torch.bfloat16 is accepted for bits <= 6, got bits={self.bits}")
         one_of("nonfinite", self.nonfinite, NONFINITE)
+
+    @cached_property
+    def unseeded(self) -> Settings:
+        """The settings with the seed 0: what all codecs that differ in the seed alone share."""
+        return Settings(**{field.name: getattr(self, field.name) for field in fields(self)} | {"seed": 0})
 
     @property
     def sphere_dim(self) -> int | None:

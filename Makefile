@@ -58,6 +58,7 @@ reproduce: $(READY) ## re-execute the chapters, rebuild figures, tables and HTML
 
 test: check ## check, then every test, then the notebooks that changed, and three more, cell by cell (nbval)
 	@.ci/browser
+	@$(PY) -m tq.kernels
 	@status=0; \
 	$(ONE_THREAD) $(PY) -m pytest tests -q -n $(WORKERS) --dist loadgroup -m "not soak" --durations=40 || status=$$?; \
 	if [ -n "$(NOTEBOOKS)" ]; then \

@@ -1,0 +1,52 @@
+"""Compiles every CPU kernel into Numba's cache, so that no later call has to wait for one: for images and before tests.
+
+    python -m tq.kernels
+
+Compiling takes memory that a process does not give back, so it is done in processes that end after some kernels.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from concurrent.futures import ProcessPoolExecutor
+from importlib import import_module
+from multiprocessing import get_context
+
+from tq.kernels import cpu, simd
+
+KERNELS_A_PROCESS = 24  # some hundred megabytes
+Name = tuple[str, tuple[int, ...]]  # module, and the arguments of its ``_kernel``
+
+
+def names() -> list[Name]:
+    """All kernels there are: encoders and decoders of each kind of element and 1-8 bits, of v, and of AdamW."""
+    kinds = list(cpu._KINDS.values())
+    into = [*kinds, simd.ADD_FP32, *(kind + simd.STREAM for kind in kinds)]
+    coders = [(True, kind, bits) for kind in kinds for bits in range(1, 9)]
+    coders += [(False, kind, bits) for kind in into for bits in range(1, 9)]
+    others = [("adamw", (width,)) for width in range(-1, 9)] + [("logscale", (encodes,)) for encodes in (True, False)]
+    return [("cpu", coder) for coder in coders] + others
+
+
+def build(some: list[Name]) -> int:
+    """Compiles these; returns how many were not in the cache."""
+    for module, arguments in some:
+        import_module(f"tq.kernels.{module}")._kernel(*arguments)
+    return sum(not kernel.cache_hits for kernel in cpu._compiled_kernels)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m tq.kernels", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (all processors)")
+    jobs, begun, wanted = parser.parse_args().jobs, time.perf_counter(), names()
+    if jobs < 1:
+        parser.error(f"--jobs must be positive, got {jobs}")
+    shares = [wanted[k : k + KERNELS_A_PROCESS] for k in range(0, len(wanted), KERNELS_A_PROCESS)]
+    with ProcessPoolExecutor(jobs, get_context("spawn"), max_tasks_per_child=1) as pool:
+        compiled = sum(pool.map(build, shares))
+    seconds = time.perf_counter() - begun
+    print(f"{len(wanted)} CPU kernels: {compiled} compiled, {len(wanted) - compiled} were there, {seconds:.0f} s")

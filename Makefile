@@ -54,6 +54,7 @@ $(VENV)/.ready: requirements.lock pyproject.toml
 	@touch $@
 
 reproduce: $(READY) ## re-execute the chapters, rebuild figures, tables and HTML, report what moved
+	@$(PY) -m tq.kernels
 	@$(PY) -m tq.book reproduce $(CHAPTERS) --device $(DEVICE) --profile $(PROFILE) --jobs $(JOBS) $(if $(FORCE),--force) $(if $(MINUTES),--minutes $(MINUTES)) --book
 
 test: check ## check, then every test, then the notebooks that changed, and three more, cell by cell (nbval)

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numba
 import numpy as np
@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from . import cpu, logscale, simd
+from .moments import Coded, Settings
 
 BLOCK = 128
 _GROUP = 16 * BLOCK
@@ -138,21 +139,6 @@ def _first_segment(segments, at):
 
 
 @_njit
-def _plain_pieces(given):
-    """Pieces of moments in fp32 until none is left."""
-    segments, room = _segments(given), cpu._scratch(6 * _ROOM)
-    while True:
-        first, last = cpu._piece(given)
-        if first == last:
-            break
-        k = _first_segment(segments, first * _GROUP)
-        for group in range(first, last):
-            offset = 4 * group * _GROUP
-            k = _update_group(given, segments, k, group, given[_M] + offset, given[_V] + offset, room)
-    cpu._hold((room, room))
-
-
-@_njit
 def _move_scales(stored, size, count, scales, back):
     """Scales of 16 blocks between where they are stored, in fp32 or bf16, and fp32 [16]; room for 16 follows that."""
     raw = scales + 64
@@ -166,70 +152,6 @@ def _move_scales(stored, size, count, scales, back):
         simd.widen(raw, _BF16, scales)
     else:
         simd.copy_bytes(scales, stored, 4 * count)
-
-
-@_njit
-def _coded_pieces(given, bits):
-    """Pieces of moments in few bits until none is left."""
-    segments, started = _segments(given), given[_STARTED]
-    old, new = cpu._array(given[_M], (2, cpu._FIELDS), np.int64).copy()
-    old_v, new_v = cpu._array(given[_V], (2, cpu._FIELDS), np.int64).copy()
-    room, scales = cpu._scratch(6 * _ROOM), cpu._scratch(32)
-    moments, work = cpu._scratch(2 * _GROUP), cpu._scratch(cpu._encode_room(bits, BLOCK, 1))
-    log_room = cpu._scratch(logscale._room(BLOCK))
-    m, v, scales_at = cpu._address(moments), cpu._address(moments) + 4 * _GROUP, cpu._address(scales)
-    masks = cpu._sign_masks(new[cpu._SEED], 1, BLOCK)
-    old_masks, table = cpu._sign_masks(old[cpu._SEED], 1, BLOCK), cpu._decode_table(old)
-    size = new[cpu._SIZE]
-    new[cpu._SIZE] = old[cpu._SIZE] = 4
-    stored, old_stored = new[cpu._SCALE_AT], old[cpu._SCALE_AT]
-    while True:
-        first, last = cpu._piece(given)
-        if first == last:
-            break
-        k = _first_segment(segments, first * _GROUP)
-        for group in range(first, last):
-            n, offset = 16 * group, 4 * group * _GROUP
-            count = min(16, given[cpu._BLOCKS] - n)
-            old[cpu._X] = new[cpu._X] = m - offset
-            old_v[logscale._V] = new_v[logscale._V] = v - offset
-            old[cpu._SCALE_AT] = new[cpu._SCALE_AT] = scales_at - 4 * n
-            if started:
-                _move_scales(old_stored + size * n, size, count, scales_at, False)
-                cpu._decode_group(old, work, cpu._address(old_masks), cpu._address(table), _FP32, bits, group)
-                logscale._decode_group(old_v, log_room, group)
-            else:
-                simd.zero_bytes(m, 8 * _GROUP)
-            k = _update_group(given, segments, k, group, m, v, room)
-            cpu._encode_group(new, work, cpu._address(masks), _FP32, bits, group)
-            _move_scales(stored + size * n, size, count, scales_at, True)
-            logscale._encode_group(new_v, log_room, group)
-    cpu._hold((room, scales, moments, work))
-    cpu._hold((log_room, masks, old_masks, table))
-
-
-@_njit
-def _largest_pieces(given):
-    """The greatest magnitude of each kind of gradients, as bits, atomically enough: it only ever grows."""
-    segments, found = _segments(given), np.zeros(3, np.int64)
-    while True:
-        first, last = cpu._piece(given)
-        if first == last:
-            break
-        at, end = first * _GROUP, min(last * _GROUP, given[_NUMEL])
-        k = _first_segment(segments, at)
-        while at < end:
-            while segments[k, _START] + segments[k, _SIZE] <= at:
-                k += 1
-            upto = min(end, segments[k, _START] + segments[k, _SIZE])
-            if segments[k, _G]:
-                kind, offset = segments[k, _G_KIND], at - segments[k, _START]
-                _largest_run(segments[k, _G] + offset * (4 if kind == simd.FP32 else 2), kind, upto - at, found)
-            at = upto
-    out = cpu._array(given[_M], 3, np.int64)
-    for kind in range(3):
-        simd.raise_to(cpu._address(out) + 8 * kind, found[kind])
-    cpu._hold((found, found))
 
 
 @_njit
@@ -254,51 +176,95 @@ def _largest_of(source, size, count, bits, kind):
     cpu._hold((spare, spare))
 
 
+@_njit
+def _arguments_at(address):
+    """A copy; of a type for which ``cpu`` is compiled already, as rows of a matrix would not be."""
+    return cpu._array(address, cpu._FIELDS, np.int64).copy()
+
+
 @cache
 def _kernel(width: int) -> Callable[[int], None]:
     """The kernel for moments m of ``width`` bits; 0: in fp32; -1: the one that looks for the largest gradients."""
     bits, stamp = (0,) * width, _STAMP
 
     def largest(arguments):
-        if stamp:
-            _largest_pieces(numba.carray(arguments, cpu._FIELDS))
+        given = numba.carray(arguments, cpu._FIELDS)
+        segments, found = _segments(given), np.zeros(3, np.int64)
+        while stamp:
+            first, last = cpu._piece(given)
+            if first == last:
+                break
+            at, end = first * _GROUP, min(last * _GROUP, given[_NUMEL])
+            k = _first_segment(segments, at)
+            while at < end:
+                while segments[k, _START] + segments[k, _SIZE] <= at:
+                    k += 1
+                upto = min(end, segments[k, _START] + segments[k, _SIZE])
+                if segments[k, _G]:
+                    kind, offset = segments[k, _G_KIND], at - segments[k, _START]
+                    _largest_run(segments[k, _G] + offset * (4 if kind == simd.FP32 else 2), kind, upto - at, found)
+                at = upto
+        out = cpu._array(given[_M], 3, np.int64)
+        for kind in range(3):
+            simd.raise_to(cpu._address(out) + 8 * kind, found[kind])
+        cpu._hold((found, found))
 
     def plain(arguments):
-        if stamp:
-            _plain_pieces(numba.carray(arguments, cpu._FIELDS))
+        given = numba.carray(arguments, cpu._FIELDS)
+        segments, room = _segments(given), cpu._scratch(6 * _ROOM)
+        while stamp:
+            first, last = cpu._piece(given)
+            if first == last:
+                break
+            k = _first_segment(segments, first * _GROUP)
+            for group in range(first, last):
+                offset = 4 * group * _GROUP
+                k = _update_group(given, segments, k, group, given[_M] + offset, given[_V] + offset, room)
+        cpu._hold((room, room))
 
     def coded(arguments):
-        if stamp:
-            _coded_pieces(numba.carray(arguments, cpu._FIELDS), bits)
+        given = numba.carray(arguments, cpu._FIELDS)
+        segments, started = _segments(given), given[_STARTED]
+        old, new, old_v, new_v = (
+            _arguments_at(given[_M]), _arguments_at(given[_M] + 8 * cpu._FIELDS), _arguments_at(given[_V]),
+            _arguments_at(given[_V] + 8 * cpu._FIELDS),
+        )  # fmt: skip
+        room, scales = cpu._scratch(6 * _ROOM), cpu._scratch(32)
+        moments, work = cpu._scratch(2 * _GROUP), cpu._scratch(cpu._encode_room(bits, BLOCK, 1))
+        log_room = cpu._scratch(logscale._room(BLOCK))
+        m, v, scales_at = cpu._address(moments), cpu._address(moments) + 4 * _GROUP, cpu._address(scales)
+        masks = cpu._sign_masks(new[cpu._SEED], 1, BLOCK)
+        old_masks, table = cpu._sign_masks(old[cpu._SEED], 1, BLOCK), cpu._decode_table(old)
+        size = new[cpu._SIZE]
+        new[cpu._SIZE] = old[cpu._SIZE] = 4
+        stored, old_stored = new[cpu._SCALE_AT], old[cpu._SCALE_AT]
+        while stamp:
+            first, last = cpu._piece(given)
+            if first == last:
+                break
+            k = _first_segment(segments, first * _GROUP)
+            for group in range(first, last):
+                n, offset = 16 * group, 4 * group * _GROUP
+                count = min(16, given[cpu._BLOCKS] - n)
+                old[cpu._X] = new[cpu._X] = m - offset
+                old_v[logscale._V] = new_v[logscale._V] = v - offset
+                old[cpu._SCALE_AT] = new[cpu._SCALE_AT] = scales_at - 4 * n
+                if started:
+                    _move_scales(old_stored + size * n, size, count, scales_at, False)
+                    cpu._decode_group(old, work, cpu._address(old_masks), cpu._address(table), bits, group)
+                    logscale._decode_group(old_v, log_room, group)
+                else:
+                    simd.zero_bytes(m, 8 * _GROUP)
+                k = _update_group(given, segments, k, group, m, v, room)
+                cpu._encode_group(new, work, cpu._address(masks), bits, group)
+                _move_scales(stored + size * n, size, count, scales_at, True)
+                logscale._encode_group(new_v, log_room, group)
+        cpu._hold((room, scales, moments, work))
+        cpu._hold((log_room, masks, old_masks, table))
 
     compiled = cpu._compiled(coded if width > 0 else largest if width else plain)
     cpu._compiled_kernels.append(compiled)
     return cpu._KERNEL(compiled.address)
-
-
-class Coded(NamedTuple):
-    """Moments in few bits: codes and scales of m, codes and ranges of v; and how they are to be read or written.
-
-    rotation: block, rounds and seed of m's; dither: the seed of v's rounding.
-    """
-
-    payload: Tensor
-    scales: Tensor
-    codes: Tensor
-    ranges: Tensor
-    rotation: tuple[int, int, int]
-    dither: int
-
-
-class Settings(NamedTuple):
-    """What fixes the codes of m and v: bits, scale as of ``cpu.Encoder``, codebook, octaves as of ``logscale``."""
-
-    m_bits: int
-    v_bits: int
-    scale: str
-    levels_L: Tensor
-    thresholds: Tensor
-    octaves: int
 
 
 def step(

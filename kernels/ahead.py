@@ -14,18 +14,15 @@ from concurrent.futures import ProcessPoolExecutor
 from importlib import import_module
 from multiprocessing import get_context
 
-from tq.kernels import cpu, simd
+from tq.kernels import cpu
 
-KERNELS_A_PROCESS = 24  # some hundred megabytes
+KERNELS_A_PROCESS = 7  # some hundred megabytes
 Name = tuple[str, tuple[int, ...]]  # module, and the arguments of its ``_kernel``
 
 
 def names() -> list[Name]:
-    """All kernels there are: encoders and decoders of each kind of element and 1-8 bits, of v, and of AdamW."""
-    kinds = list(cpu._KINDS.values())
-    into = [*kinds, simd.ADD_FP32, *(kind + simd.STREAM for kind in kinds)]
-    coders = [(True, kind, bits) for kind in kinds for bits in range(1, 9)]
-    coders += [(False, kind, bits) for kind in into for bits in range(1, 9)]
+    """All kernels there are: encoders and decoders of 1-8 bits, of v, and of AdamW."""
+    coders = [(encodes, bits) for encodes in (True, False) for bits in range(1, 9)]
     others = [("adamw", (width,)) for width in range(-1, 9)] + [("logscale", (encodes,)) for encodes in (True, False)]
     return [("cpu", coder) for coder in coders] + others
 

@@ -46,16 +46,21 @@ _STAMP = int(
     hashlib.blake2b(b"".join(Path(m).read_bytes() for m in (__file__, simd.__file__)), digest_size=6).hexdigest(), 16
 )
 
-# places in the one array of int64 that a kernel is called with; addresses, counts, two float64 (limit, factor), and
-# what it answers: whether some scale is not finite
+# places in the one array of int64 that a kernel is called with; addresses, counts, the kind of the numbers, two float64
+# (limit, factor), and what it answers: whether some scale is not finite
 _PLACES = (
     _NEXT, _PIECES, _GROUPS, _X, _SIZE, _DIM, _PAYLOAD, _SCALE_AT, _BLOCKS, _SEED, _ROUNDS, _BLOCK, _TABLE, _ENTRIES,
-    _MULTIPLIERS, _TRIALS, _CUTS, _SCALE, _STREAM, _LIMIT, _FACTOR, _LOST,
+    _MULTIPLIERS, _TRIALS, _CUTS, _SCALE, _KIND, _LIMIT, _FACTOR, _LOST,
 ) = tuple(range(22))  # fmt: skip
 _FIELDS = len(_PLACES)  # that compiled code reads and ``_run`` holds every array of arguments to
 _SIGNATURE = types.void(types.CPointer(types.int64))
 _KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _njit = numba.njit(error_model="numpy", fastmath={"contract", "nsz"})
+# the kind of elements is known when a kernel runs, not when it is compiled: only a row's loads and stores differ
+_FP32, _BF16, _FP16, _ADD_FP32 = (simd.KIND_TAGS[kind] for kind in (simd.FP32, simd.BF16, simd.FP16, simd.ADD_FP32))
+_STREAM_FP32, _STREAM_BF16, _STREAM_FP16 = (
+    simd.KIND_TAGS[simd.STREAM + kind] for kind in (simd.FP32, simd.BF16, simd.FP16)
+)
 Search = tuple[tuple[float, ...], tuple[tuple[int, ...], ...], tuple[int, ...]]  # of ``tq.quant.scale_search``
 
 
@@ -97,6 +102,16 @@ def _across(z, block):
 @_njit
 def _load_row(source, kind, size, masks, z, energy, block):
     """Signs and the butterflies across the vectors of one block, and 16 partial sums of its squares."""
+    if kind == simd.FP32:
+        _load_row_of(source, _FP32, size, masks, z, energy, block)
+    elif kind == simd.BF16:
+        _load_row_of(source, _BF16, size, masks, z, energy, block)
+    else:
+        _load_row_of(source, _FP16, size, masks, z, energy, block)
+
+
+@_njit
+def _load_row_of(source, kind, size, masks, z, energy, block):
     simd.zero_bytes(energy, 64)
     if block == 64:
         simd.load_butterflies(source, kind, masks, z, energy, 1, 4)
@@ -118,6 +133,24 @@ def _load_row(source, kind, size, masks, z, energy, block):
 @_njit
 def _store_row(z, masks, scale, limit, out, kind, size, block):
     """The last butterflies of one block, its signs and scale, to the output."""
+    if kind == simd.FP32:
+        _store_row_of(z, masks, scale, limit, out, _FP32, size, block)
+    elif kind == simd.BF16:
+        _store_row_of(z, masks, scale, limit, out, _BF16, size, block)
+    elif kind == simd.FP16:
+        _store_row_of(z, masks, scale, limit, out, _FP16, size, block)
+    elif kind == simd.ADD_FP32:
+        _store_row_of(z, masks, scale, limit, out, _ADD_FP32, size, block)
+    elif kind == simd.STREAM + simd.FP32:
+        _store_row_of(z, masks, scale, limit, out, _STREAM_FP32, size, block)
+    elif kind == simd.STREAM + simd.BF16:
+        _store_row_of(z, masks, scale, limit, out, _STREAM_BF16, size, block)
+    else:
+        _store_row_of(z, masks, scale, limit, out, _STREAM_FP16, size, block)
+
+
+@_njit
+def _store_row_of(z, masks, scale, limit, out, kind, size, block):
     if block == 64:
         simd.butterflies_store(z, masks, scale, limit, out, kind, 4)
     elif block == 128:
@@ -134,6 +167,17 @@ def _store_row(z, masks, scale, limit, out, kind, size, block):
                 simd.butterflies_store(z + 4 * at, masks + 4 * at, scale, limit, out + size * at, kind, 4)
             else:
                 simd.butterflies_store(z + 4 * at, masks + 4 * at, scale, limit, out + size * at, kind, 8)
+
+
+@_njit
+def _widen(source, kind, target):
+    """16 elements to fp32."""
+    if kind == simd.FP32:
+        simd.widen(source, _FP32, target)
+    elif kind == simd.BF16:
+        simd.widen(source, _BF16, target)
+    else:
+        simd.widen(source, _FP16, target)
 
 
 @_njit
@@ -305,8 +349,8 @@ def _encode_room(bits, block, trials):
 
 
 @_njit
-def _encode_group(given, room, masks_at, kind, bits, group):
-    """Encode 16 blocks as ``encode`` says. The types of ``kind`` and ``bits`` select the variant.
+def _encode_group(given, room, masks_at, bits, group):
+    """Encode 16 blocks as ``encode`` says. The type of ``bits`` selects the variant.
 
     given: as ``_PLACES`` says; room: scratch of ``_encode_room`` numbers; masks_at: where ``_sign_masks`` lie.
     """
@@ -321,7 +365,7 @@ def _encode_group(given, room, masks_at, kind, bits, group):
     )
     scales = _array(given[_SCALE_AT], n_blocks, np.float32)
     multipliers = _array(given[_MULTIPLIERS], given[_TRIALS], np.float32)
-    tables_at, scale_kind = given[_TABLE], given[_SCALE]
+    tables_at, scale_kind, kind = given[_TABLE], given[_SCALE], given[_KIND]
     limit, factor = given.view(np.float64)[_LIMIT], given.view(np.float64)[_FACTOR]
     tiles, trials = block // 16, multipliers.shape[0]
     width, pitch = len(bits) * block // 8, 4 * (block + _PAD)
@@ -379,7 +423,7 @@ def _encode_group(given, room, masks_at, kind, bits, group):
         simd.zero_bytes(spare, size * block)
         simd.copy_bytes(spare, source + (its_row * dim + its_column) * size, size * count)
         for i in range(tiles):
-            simd.widen(spare + 16 * size * i, kind, wide + 64 * i)
+            _widen(spare + 16 * size * i, kind, wide + 64 * i)
         largest = _largest(wide_block)
         if largest == 0.0 or math.isnan(largest):
             powers[r] = largest
@@ -389,7 +433,7 @@ def _encode_group(given, room, masks_at, kind, bits, group):
             powers[r] = math.ldexp(1.0, exponent)
             for i in range(block):
                 wide_block[i] = math.ldexp(float(wide_block[i]), -exponent)
-        _load_row(wide, np.float32(0), 4, masks_at, z + pitch * r, energy_tile + 64 * r, block)
+        _load_row(wide, simd.FP32, 4, masks_at, z + pitch * r, energy_tile + 64 * r, block)
         again = True
     if again:
         simd.sum_rows(energy_tile, _address(energies))
@@ -460,20 +504,6 @@ def _encode_group(given, room, masks_at, kind, bits, group):
 
 
 @_njit
-def _encode_pieces(given, kind, bits):
-    """Encode pieces as ``encode`` says until none is left."""
-    masks = _sign_masks(given[_SEED], given[_ROUNDS], given[_BLOCK])
-    room = _scratch(_encode_room(bits, given[_BLOCK], given[_TRIALS]))
-    while True:
-        first, last = _piece(given)
-        if first == last:
-            break
-        for group in range(first, last):
-            _encode_group(given, room, _address(masks), kind, bits, group)
-    _hold((masks, room))
-
-
-@_njit
 def _decode_room(bits, block):
     """fp32 numbers of the scratch memory that ``_decode_group`` works in."""
     return (17 + len(bits)) * block + 16 * _PAD
@@ -494,9 +524,9 @@ def _decode_table(given):
 
 
 @_njit
-def _decode_group(given, room, masks_at, table_at, kind, bits, group):
+def _decode_group(given, room, masks_at, table_at, bits, group):
     """Decode 16 blocks as ``decode`` says; arguments as of ``_encode_group``, and where ``_decode_table`` lies."""
-    target, size, dim, payload, stream = given[_X], given[_SIZE], given[_DIM], given[_PAYLOAD], given[_STREAM]
+    target, size, dim, payload, kind = given[_X], given[_SIZE], given[_DIM], given[_PAYLOAD], given[_KIND]
     n_blocks, rounds, block = given[_BLOCKS], given[_ROUNDS], given[_BLOCK]
     scales = _array(given[_SCALE_AT], n_blocks, np.float32)
     limit = np.float32(given.view(np.float64)[_LIMIT])
@@ -518,7 +548,7 @@ def _decode_group(given, room, masks_at, table_at, kind, bits, group):
         _move_words(words, 0, spare_words, width, False)
     if rounds == 1:
         for c in range(tiles):
-            if block > 256 and not stream:
+            if block > 256 and kind < simd.STREAM:
                 simd.prefetch_1kb(target + (row * dim + column + 256 * c) * size, True)
             simd.dequantize(words, 2 * block, c, table_at, z + 64 * c, pitch, bits, "HT")
     else:
@@ -549,22 +579,6 @@ def _decode_group(given, room, masks_at, table_at, kind, bits, group):
 
 
 @_njit
-def _decode_pieces(given, kind, bits):
-    """Decode pieces as ``decode`` says until none is left."""
-    masks = _sign_masks(given[_SEED], given[_ROUNDS], given[_BLOCK])
-    room, table = _scratch(_decode_room(bits, given[_BLOCK])), _decode_table(given)
-    while True:
-        first, last = _piece(given)
-        if first == last:
-            break
-        for group in range(first, last):
-            _decode_group(given, room, _address(masks), _address(table), kind, bits, group)
-    if given[_STREAM]:
-        simd.fence()
-    _hold((masks, room, table))
-
-
-@_njit
 def _piece(given):
     """The next (first, last) groups that no thread has taken; first == last when nothing is left."""
     piece = simd.take_next(_address(given))
@@ -577,20 +591,38 @@ _compiled_kernels: list[Any] = []  # held, or the code that ctypes points to wou
 
 
 @cache
-def _kernel(encodes: bool, element_kind: int, width: int) -> Callable[[int], None]:
-    """The kernel for a kind of elements and a number of bits; every thread calls it with the address of the arguments.
+def _kernel(encodes: bool, width: int) -> Callable[[int], None]:
+    """The kernel for a number of bits; every thread calls it with the address of the arguments.
 
     Called through ctypes, so without the GIL; native, so that the threads of a team need no interpreter either.
     """
-    kind, bits, stamp = simd.KIND_TAGS[element_kind], (0,) * width, _STAMP
+    bits, stamp = (0,) * width, _STAMP
 
-    def encoder(arguments):
-        if stamp:
-            _encode_pieces(numba.carray(arguments, _FIELDS), kind, bits)
+    def encoder(arguments):  # not split further: Numba makes machine code of each function that another one calls
+        given = numba.carray(arguments, _FIELDS)
+        masks = _sign_masks(given[_SEED], given[_ROUNDS], given[_BLOCK])
+        room = _scratch(_encode_room(bits, given[_BLOCK], given[_TRIALS]))
+        while stamp:
+            first, last = _piece(given)
+            if first == last:
+                break
+            for group in range(first, last):
+                _encode_group(given, room, _address(masks), bits, group)
+        _hold((masks, room))
 
     def decoder(arguments):
-        if stamp:
-            _decode_pieces(numba.carray(arguments, _FIELDS), kind, bits)
+        given = numba.carray(arguments, _FIELDS)
+        masks = _sign_masks(given[_SEED], given[_ROUNDS], given[_BLOCK])
+        room, table = _scratch(_decode_room(bits, given[_BLOCK])), _decode_table(given)
+        while stamp:
+            first, last = _piece(given)
+            if first == last:
+                break
+            for group in range(first, last):
+                _decode_group(given, room, _address(masks), _address(table), bits, group)
+        if given[_KIND] >= simd.STREAM:
+            simd.fence()
+        _hold((masks, room, table))
 
     compiled = _compiled(encoder if encodes else decoder)
     _compiled_kernels.append(compiled)
@@ -632,9 +664,7 @@ def _look_up(bits: int, thresholds: bytes, levels: bytes) -> np.ndarray:
 
 @lru_cache(maxsize=64)
 def _encoder_tables(bits: int, thresholds: bytes, levels: bytes, search: Search = ((1.0,), (), ())) -> Any:
-    """The tables of ``_look_up``, the multipliers, how to judge them in integers, and where all are.
-
-    """
+    """The tables of ``_look_up``, the multipliers, how to judge them in integers, and where all are."""
     tables, (multipliers, cuts, whole) = _look_up(bits, thresholds, levels), search
     trials, judged = np.array(multipliers, np.float32), np.full(16 + simd.TRIAL_BYTES * len(cuts), 127, np.uint8)
     judged[: len(whole)] = whole
@@ -767,8 +797,9 @@ class Encoder(_Prepared):
         """
         scales = scale_N if scale_N.dtype == torch.float32 else torch.empty(scale_N.shape, dtype=torch.float32)
         given = self._filled(x_RD, payload_NW, scales, seed)
+        given[_KIND] = _KINDS[x_RD.dtype]
         given.view(np.float64)[_FACTOR] = factor
-        _run(_kernel(True, _KINDS[x_RD.dtype], self._bits), given, x_RD.numel())
+        _run(_kernel(True, self._bits), given, x_RD.numel())
         if scales is not scale_N:
             scale_N.copy_(scales)
         return not given[_LOST]
@@ -792,6 +823,6 @@ class Decoder(_Prepared):
             kind += simd.STREAM
         scales = scale_N.float()
         given = self._filled(out_RD, payload_NW, scales, seed)
-        given[_STREAM] = kind >= simd.STREAM
+        given[_KIND] = kind
         given.view(np.float64)[_LIMIT] = _LARGEST[out_RD.dtype]
-        _run(_kernel(False, kind, self._bits), given, out_RD.numel())
+        _run(_kernel(False, self._bits), given, out_RD.numel())

@@ -335,24 +335,16 @@ def _signs_kernel(p_step, p_signs, seed, SIZE: tl.constexpr, B: tl.constexpr, ST
     tl.store(p_signs + i * 128 + o, 1.0 - 2.0 * bit, mask=i * 128 + o < SIZE)
 
 
-@triton.jit(do_not_specialize=["N", "P", "first_program"])
-def _encode_kernel(
-    p_x, p_payload, p_scale, p_signs, p_levels, p_thresholds, p_cells, p_search, n, D, N, P, first_program, factor,
-    TILING: tl.constexpr, B: tl.constexpr, BITS: tl.constexpr, ROUNDS: tl.constexpr, SCALE: tl.constexpr,
-    K: tl.constexpr, C: tl.constexpr, E: tl.constexpr, M: tl.constexpr,
+@triton.jit
+def _encode_tile(
+    a, b, o_M, N, p_payload, p_scale, p_signs, p_levels, p_thresholds, p_cells, p_search, factor,
+    B: tl.constexpr, BITS: tl.constexpr, ROUNDS: tl.constexpr, SCALE: tl.constexpr, K: tl.constexpr, C: tl.constexpr,
+    E: tl.constexpr, M: tl.constexpr,
 ):  # fmt: skip
+    """Encode a tile given as the ``_halves`` of its elements in fp32; o_M: each thread's block, N: blocks there are."""
     T: tl.constexpr = B // E
     G: tl.constexpr = M // T
     L: tl.constexpr = 2**BITS
-    i_G = tl.program_id(0) + first_program
-    first, o_ME, m_ME = _tile(n, D, N, P, i_G, TILING, B, E, M)
-    if TILING == "full":
-        x_ME = tl.load(p_x + first + o_ME)
-    else:
-        x_ME = tl.load(p_x + first + o_ME, mask=m_ME, other=0.0)
-    a, b = _halves(tl.permute(x_ME, (1, 0)), E, M)  # from here on [E, M] in registers
-    a, b = _float(a), _float(b)
-
     # A power of two per block keeps squares of 1e38 and 1e-38 in range. It comes from the exponent of the sum of
     # magnitudes, which lands in [1/2, 1); above it for subnormals, below it where the sum overflows.
     size_M = _over_block(_tree(tl.abs(a) + tl.abs(b), E // 2, M), G, T).to(tl.int32, bitcast=True)
@@ -416,8 +408,6 @@ def _encode_kernel(
     s_M = s_M * (B ** (-0.5 * ROUNDS)) * factor * inverse_M  # the butterflies were not normalised
     s_M = _rounded(tl.where(norm2_M == 0.0, 0.0, s_M), p_scale.dtype.element_ty)
     coded_M = (norm2_M > 0) & (tl.abs(_float(s_M)) < float("inf"))
-
-    o_M = i_G * G + tl.arange(0, M) // T
     tl.store(p_scale + o_M, s_M, mask=(o_M < N) & (tl.arange(0, M) % T == 0))
     _store_plane(p_payload, p0, coded_M, o_M, N, 8, BITS, B, E, M)
     _store_plane(p_payload, p1, coded_M, o_M, N, 4, BITS, B, E, M)
@@ -426,16 +416,37 @@ def _encode_kernel(
 
 
 @triton.jit(do_not_specialize=["N", "P", "first_program"])
-def _decode_kernel(
-    p_payload, p_scale, p_out, p_signs, p_levels, n, D, N, P, first_program, largest,
-    TILING: tl.constexpr, B: tl.constexpr, BITS: tl.constexpr, ROUNDS: tl.constexpr, ACCUMULATE: tl.constexpr,
-    E: tl.constexpr, M: tl.constexpr,
+def _encode_kernel(
+    p_x, p_payload, p_scale, p_signs, p_levels, p_thresholds, p_cells, p_search, n, D, N, P, first_program, factor,
+    TILING: tl.constexpr, B: tl.constexpr, BITS: tl.constexpr, ROUNDS: tl.constexpr, SCALE: tl.constexpr,
+    K: tl.constexpr, C: tl.constexpr, E: tl.constexpr, M: tl.constexpr,
 ):  # fmt: skip
     T: tl.constexpr = B // E
     G: tl.constexpr = M // T
-    L: tl.constexpr = 2**BITS
     i_G = tl.program_id(0) + first_program
+    first, o_ME, m_ME = _tile(n, D, N, P, i_G, TILING, B, E, M)
+    if TILING == "full":
+        x_ME = tl.load(p_x + first + o_ME)
+    else:
+        x_ME = tl.load(p_x + first + o_ME, mask=m_ME, other=0.0)
+    a, b = _halves(tl.permute(x_ME, (1, 0)), E, M)  # from here on [E, M] in registers
+    a, b = _float(a), _float(b)
     o_M = i_G * G + tl.arange(0, M) // T
+    _encode_tile(
+        a, b, o_M, N, p_payload, p_scale, p_signs, p_levels, p_thresholds, p_cells, p_search, factor, B, BITS, ROUNDS,
+        SCALE, K, C, E, M,
+    )  # fmt: skip
+
+
+@triton.jit
+def _decode_tile(
+    o_M, N, p_payload, p_scale, p_signs, p_levels, B: tl.constexpr, BITS: tl.constexpr, ROUNDS: tl.constexpr,
+    E: tl.constexpr, M: tl.constexpr,
+):  # fmt: skip
+    """(numbers [E, M] of the blocks o_M in fp32, their scales [M])."""
+    T: tl.constexpr = B // E
+    G: tl.constexpr = M // T
+    L: tl.constexpr = 2**BITS
     s_M = _float(tl.load(p_scale + o_M, mask=o_M < N, other=0.0))
     index_EM = tl.zeros([E, M], tl.int32)
     for j in tl.static_range(4):
@@ -454,7 +465,21 @@ def _decode_kernel(
         y_EM = _hadamard(y_EM, E, G, T)
         y_EM = _signed(y_EM, p_signs + (ROUNDS - 1 - i) * B, T > 1 and (ROUNDS - 1 - i) % 2 == 1, E, G, T)
     # 1/sqrt(B) a round here, as times the scale it could leave the range of fp32
-    y_EM = y_EM * s_M[None, :]
+    return y_EM * s_M[None, :], s_M
+
+
+@triton.jit(do_not_specialize=["N", "P", "first_program"])
+def _decode_kernel(
+    p_payload, p_scale, p_out, p_signs, p_levels, n, D, N, P, first_program, largest,
+    TILING: tl.constexpr, B: tl.constexpr, BITS: tl.constexpr, ROUNDS: tl.constexpr, ACCUMULATE: tl.constexpr,
+    E: tl.constexpr, M: tl.constexpr,
+):  # fmt: skip
+    T: tl.constexpr = B // E
+    G: tl.constexpr = M // T
+    L: tl.constexpr = 2**BITS
+    i_G = tl.program_id(0) + first_program
+    o_M = i_G * G + tl.arange(0, M) // T
+    y_EM, s_M = _decode_tile(o_M, N, p_payload, p_scale, p_signs, p_levels, B, BITS, ROUNDS, E, M)
     # |y| <= scale sqrt(B) (largest level): few programs have anything to clamp. A NaN stays NaN.
     bound_M = tl.abs(s_M) * (1.001 * B**0.5) * tl.load(p_levels + L - 1)
     if tl.max((bound_M >= largest).to(tl.int32), 0) > 0:
@@ -549,6 +574,11 @@ def _words(payload_NW: Tensor) -> Tensor:
     return (flat if flat.data_ptr() % 4 == 0 and flat.storage_offset() % 4 == 0 else flat.clone()).view(torch.int32)
 
 
+def _signed_seed(seed: int) -> int:
+    """The int64 with the bits of a seed in [0, 2**64)."""
+    return seed - (1 << 64) if seed >> 63 else seed
+
+
 def signs(block: int, rounds: int, seed: int, device: torch.device | str, step: Tensor | None = None) -> Tensor:
     """Random signs [R, B] in fp32, made where they are used: nothing is uploaded, nothing waits.
 
@@ -556,10 +586,9 @@ def signs(block: int, rounds: int, seed: int, device: torch.device | str, step: 
     when this runs, as a CUDA graph wants it.
     """
     out = torch.empty(rounds, block, device=device)
-    seed -= (1 << 64) if seed >> 63 else 0
     with torch.cuda.device_of(out):
         programs = -(-out.numel() // 128)
-        _signs_kernel[(programs,)](step, out, seed, SIZE=out.numel(), B=block, STEPPED=step is not None)
+        _signs_kernel[(programs,)](step, out, _signed_seed(seed), SIZE=out.numel(), B=block, STEPPED=step is not None)
     return out
 
 

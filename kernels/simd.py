@@ -139,10 +139,10 @@ class _Code:
         if stream:
             stored.set_metadata("nontemporal", self.b.module.add_metadata([ir.Constant(_INT, 1)]))
 
-    def splat(self, scalar: ir.Value) -> _Vector:
-        vector_type = ir.VectorType(scalar.type, LANES)
+    def splat(self, scalar: ir.Value, lanes: int = LANES) -> _Vector:
+        vector_type = ir.VectorType(scalar.type, lanes)
         first = self.b.insert_element(ir.Constant(vector_type, ir.Undefined), scalar, ir.Constant(_INT, 0))
-        zeros = ir.Constant(_INTS, [0] * LANES)
+        zeros = ir.Constant(ir.VectorType(_INT, lanes), [0] * lanes)
         return _Vector(self, self.b.shuffle_vector(first, ir.Constant(vector_type, ir.Undefined), zeros))
 
     def fma(self, a: _Vector, b: _Vector, c: _Vector) -> _Vector:
@@ -194,27 +194,37 @@ class _Code:
             v = _Vector(self, self.b.fptrunc(v.value, _HALVES))
         self.store(v, address, offset, align, stream)
 
-    def wide_product(self, a: _Vector, factor: int) -> tuple[_Vector, _Vector]:
-        """Upper and lower words of 16 products of 32 bits by 32; lanes of 64 bits hold an even and an odd one."""
-        b, longs = self.b, ir.VectorType(ir.IntType(64), LANES // 2)
-        half, low, by = (ir.Constant(longs, [n] * (LANES // 2)) for n in (32, 0xFFFFFFFF, factor))
-        pairs = b.bitcast(a.value, longs)
-        even, odd = b.mul(b.and_(pairs, low), by), b.mul(b.lshr(pairs, half), by)
-        upper = b.or_(b.lshr(even, half), b.and_(odd, b.not_(low)))
-        lower = b.or_(b.and_(even, low), b.shl(odd, half))
-        return _Vector(self, b.bitcast(upper, _INTS)), _Vector(self, b.bitcast(lower, _INTS))
-
     def philox(self, counter: list[_Vector], seed: ir.Value) -> list[_Vector]:
-        """Four random words for each lane's counter of four words: see ``tq.quant.rotation.philox``."""
-        keys = [seed, self.b.lshr(seed, ir.Constant(seed.type, 32))]
-        keys = [self.b.trunc(key, _INT) for key in keys]
-        a, b, c, d = counter
+        """Four random words for each lane's counter of four words: see ``tq.quant.rotation.philox``.
+
+        The even lanes, then the odd ones, in lanes of 64 bits, whose upper halves may hold anything: the product that a
+        machine has, of 32 bits by 32, leaves a word of the result on either side and looks at the lower words alone.
+        """
+        b, longs = self.b, ir.VectorType(ir.IntType(64), LANES // 2)
+        half, low = (ir.Constant(longs, [n] * (LANES // 2)) for n in (32, 0xFFFFFFFF))
+        pairs = [b.bitcast(word.value, longs) for word in counter]
+        even = self._philox_rounds([b.and_(word, low) for word in pairs], seed)
+        odd = self._philox_rounds([b.lshr(word, half) for word in pairs], seed)
+        found = (b.or_(b.and_(x, low), b.shl(y, half)) for x, y in zip(even, odd, strict=True))
+        return [_Vector(self, b.bitcast(word, _INTS)) for word in found]
+
+    def _philox_rounds(self, counter: list[ir.Value], seed: ir.Value) -> list[ir.Value]:
+        """The words in the lower halves of 64-bit lanes."""
+        b, longs = self.b, counter[0].type
+        half, low = (ir.Constant(longs, [n] * longs.count) for n in (32, 0xFFFFFFFF))
+        keys = [b.and_(seed, ir.Constant(seed.type, 0xFFFFFFFF)), b.lshr(seed, ir.Constant(seed.type, 32))]
+        x, y, z, w = counter
         for _ in range(10):
-            (p_up, p_low), (q_up, q_low) = (self.wide_product(x, m) for x, m in zip((a, c), _MULTIPLIERS, strict=True))
-            low, high = (self.splat(key) for key in keys)
-            a, b, c, d = q_up ^ b ^ low, q_low, p_up ^ d ^ high, p_low
-            keys = [self.b.add(key, ir.Constant(_INT, weyl)) for key, weyl in zip(keys, _WEYL, strict=True)]
-        return [a, b, c, d]
+            p, q = (
+                b.mul(b.and_(word, low), ir.Constant(longs, [factor] * longs.count))
+                for word, factor in zip((x, z), _MULTIPLIERS, strict=True)
+            )
+            first, second = (self.splat(key, longs.count).value for key in keys)
+            x, y, z, w = (
+                b.xor(b.xor(b.lshr(q, half), y), first), q, b.xor(b.xor(b.lshr(p, half), w), second), p,
+            )  # fmt: skip
+            keys = [b.add(key, ir.Constant(key.type, weyl)) for key, weyl in zip(keys, _WEYL, strict=True)]
+        return [x, y, z, w]
 
     def minus_one(self) -> _Vector | None:
         """-1.0, hidden from the optimiser, so that a - b = fma(b, -1, a) stays in the multiplier's pipes.
@@ -537,7 +547,7 @@ def log_encode(code, v, chances, low, width, target, bits, count):
         gap = _log_level(code, low, width, below + one) - lower
         up = (x - lower) > code.load(chances, 64 * i) * gap
         index = below + one + code.select(up, one, code.vector(0.0))
-        index = b.fptoui(index.value, _INTS)
+        index = b.fptosi(index.value, _INTS)  # below 2**8, and signed it is one instruction
         index = b.select(b.icmp_unsigned("==", place.value, zeros), zeros, index)
         packed = b.trunc(index, ir.VectorType(ir.IntType(8), LANES))
         if bits < 8:  # neighbours meet in one byte

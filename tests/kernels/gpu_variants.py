@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tq.quant import reference
 from tq.quant.bits import packed_bytes, unpack
@@ -279,7 +280,102 @@ def check_logscale(device: str) -> None:
                 assert torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(0), b.nan_to_num(0))
 
 
-EXTRA = {-1: check_signs, -2: check_logscale}
+def _optimizers(device: str, dtype: torch.dtype, state: tuple[int, int] | None, **options: Any) -> list[Any]:
+    """The unfused path, and the kernel, over parameters that share blocks and end inside them."""
+    from tq.train.optim import TurboQuantAdamW
+
+    made = []
+    for on, impl in (("cpu", "reference"), (device, "triton")):
+        generator = torch.Generator().manual_seed(0)
+        sizes = ((257, 5), (3,), (128,), (), (0, 5), (1100,), (7,))
+        tensors = [torch.randn(size, generator=generator).to(dtype).to(on).requires_grad_() for size in sizes]
+        ours = options if impl == "triton" else {k: v for k, v in options.items() if k != "capturable"}
+        made.append(TurboQuantAdamW(tensors, lr=1e-2, variant="local", state=state, impl=impl, **ours))
+    return made
+
+
+def _give(optimizer: Any, step: int, without: tuple[int, ...] = (4,), scale: float = 1.0) -> None:
+    generator = torch.Generator().manual_seed(step)
+    for number, p in enumerate(optimizer.param_groups[0]["params"]):
+        drawn = torch.randn(p.shape, generator=generator) * 10.0 ** torch.randn(p.shape, generator=generator)
+        p.grad = None if number in without else (scale * drawn).to(p.dtype).to(p.device)
+
+
+def _hold_together(reference: Any, kernel: Any, state: tuple[int, int] | None) -> None:
+    """Steps, weights and moments agree, but for what falls to the other side of a threshold.
+
+    Of moments in few bits the scale of a whole block may differ by its last place, and a few codes by one.
+    """
+    for p, q in zip(reference.param_groups[0]["params"], kernel.param_groups[0]["params"], strict=True):
+        moment_eps, strays = (torch.finfo(FLOAT).eps, 0) if state is None else (2.0**-9, 2 + p.numel() // 200)
+        pairs = zip((p, *reference.moments(p)), (q, *kernel.moments(q)), strict=True)
+        for (x, y), eps in zip(pairs, (torch.finfo(p.dtype).eps, moment_eps, moment_eps), strict=True):
+            x, y = x.detach().float(), y.detach().float().cpu()
+            assert torch.equal(x.isnan(), y.isnan())
+            largest = x.abs().max().item() if x.numel() else 0.0  # m is a sum whose terms may cancel
+            far = ((x - y).abs() > 4 * eps * x.abs() + 3e-6 * largest).sum().item()
+            assert far <= strays, f"{far} of {x.numel()} differ"
+    for (_, _, one), (_, _, other) in zip(reference._buckets(), kernel._buckets(), strict=True):
+        assert one.steps == other.steps and one.done == other.done
+    assert kernel.steps_done == reference.steps_done
+
+
+def check_adamw(device: str) -> None:
+    """AdamW in one pass is the unfused step up to rounding."""
+    for dtype, state, options in (
+        (FLOAT, None, {}), (FLOAT, (4, 8), {}), (BRAIN, (4, 8), {}), (HALF, (8, 8), {}), (FLOAT, (3, 4), {}),
+        (FLOAT, (6, 2), {"maximize": True}), (FLOAT, None, {"max_norm": 0.1}),
+        (BRAIN, None, {"stochastic_rounding": True}),
+    ):  # fmt: skip
+        reference, kernel = _optimizers(device, dtype, state, **options)
+        for step in range(3):
+            for optimizer in (reference, kernel):
+                _give(optimizer, step, (1, 4) if step == 1 else (4,))
+                optimizer.step()
+            _hold_together(reference, kernel, state)
+            kernel.load_state_dict(reference.state_dict())  # a code that differs would go on to differ
+
+
+class _Asked(TorchDispatchMode):
+    """Raises where the host asks the device for a number."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.is_nonzero.default):
+            raise AssertionError("the host asked the device")
+        return func(*args, **(kwargs or {}))
+
+
+def check_captured(device: str) -> None:
+    """A capturable step asks the device for nothing, skips where a gradient overflowed, and counts its steps."""
+    for dtype, state, options in (
+        (FLOAT, (4, 8), {}), (BRAIN, (8, 4), {"stochastic_rounding": True}), (FLOAT, None, {"max_norm": 1.0}),
+    ):  # fmt: skip
+        reference, kernel = _optimizers(device, dtype, state, nonfinite="propagate", capturable=True, **options)
+        for step, overflows in enumerate((False, True, False, False)):
+            _give(kernel, step, scale=4.0)
+            kernel.grad_scale = torch.tensor(4.0, device=device)
+            kernel.found_inf = torch.tensor(float(overflows), device=device)
+            places = [x.data_ptr() for _, _, store in kernel._buckets() for x in store.tensors.values()]
+            with _Asked():
+                kernel.step()
+            found = [x.data_ptr() for _, _, store in kernel._buckets() for x in store.tensors.values()]
+            assert not places or found == places, "the state has moved"
+            if not overflows:
+                _give(reference, step, scale=1.0)
+                reference.step()
+        _hold_together(reference, kernel, state)
+        copied = _optimizers(device, dtype, state, nonfinite="propagate", capturable=True, **options)[1]
+        copied.load_state_dict(kernel.state_dict())
+        for optimizer in (kernel, copied):
+            _give(optimizer, 9)
+            optimizer.grad_scale = optimizer.found_inf = None
+            optimizer.step()
+        for p, q in zip(kernel.param_groups[0]["params"], copied.param_groups[0]["params"], strict=True):
+            for x, y in zip(kernel.moments(p), copied.moments(q), strict=True):
+                assert torch.equal(x, y)
+
+
+EXTRA = {-1: check_signs, -2: check_logscale, -3: check_adamw, -4: check_captured}
 
 # --- variants to compile --------------------------------------------------------------------------------------
 
@@ -301,25 +397,30 @@ def _common() -> list[dict[str, Any]]:
 
 
 VARIANTS = _variants()
+ADAMW: list[dict[str, Any]] = [
+    dict(state=None), dict(), dict(state=(8, 8)), dict(state=(2, 2)), dict(dtype=BRAIN, at_random=True, stepped=True),
+]  # fmt: skip
 
 
 def variant_name(variant: dict[str, Any]) -> str:
     settings = [f"{k}={str(v).removeprefix('torch.')}" for k, v in variant.items() if k != "kind"]
-    return " ".join([variant["kind"], *settings])
+    return " ".join([variant.get("kind", "adamw"), *settings])
 
 
 def resources(targets: list[int], count: int | None = None) -> list[dict[str, Any]]:
     """name, target, registers, spills, shared_bytes, instructions_per_element, ... of the first ``count`` variants."""
     import triton
 
-    from tq.kernels import gpu
+    from tq.kernels import gpu, gpu_adamw
     from tq.lab import sm90
 
     version = [int(part) for part in triton.__version__.split(".")[:2]]
+    made = [(gpu.compiled, v) for v in VARIANTS[:count]]
+    made += [(gpu_adamw.compiled, v) for v in ADAMW if count is None]
     return [
-        dict(name=variant_name(v), triton=version, target=target) | sm90.resources(*gpu.compiled(target=target, **v))
+        dict(name=variant_name(v), triton=version, target=target) | sm90.resources(*compiled(target=target, **v))
         for target in targets
-        for v in VARIANTS[:count]
+        for compiled, v in made
     ]
 
 

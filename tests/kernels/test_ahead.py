@@ -20,7 +20,7 @@ def test_kernels_that_were_compiled_ahead_are_there(tmp_path: Path) -> None:
 
 def test_every_kernel_is_named_once() -> None:
     named = ahead.names()
-    assert len(named) == len(set(named)) == 3 * 8 + 7 * 8 + 10 + 2
+    assert len(named) == len(set(named)) == 2 * 8 + 10 + 2
 
 
 def test_kernels_are_compiled_in_other_processes() -> None:

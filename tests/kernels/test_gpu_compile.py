@@ -17,7 +17,7 @@ assert _spec and _spec.loader
 gpu_variants = importlib.util.module_from_spec(_spec)
 sys.modules[_spec.name] = gpu_variants
 _spec.loader.exec_module(gpu_variants)
-NAMES = [gpu_variants.variant_name(v) for v in gpu_variants.VARIANTS]
+NAMES = [gpu_variants.variant_name(v) for v in gpu_variants.VARIANTS + gpu_variants.ADAMW]
 
 
 def compile_all(*targets: str) -> list[dict[str, Any]]:

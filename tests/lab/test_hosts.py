@@ -274,6 +274,18 @@ def test_an_ordinary_user_makes_hosts() -> None:
     assert done.stdout == "arrived\n", done.stderr
 
 
+@needs_hosts
+def test_a_host_is_entered_only_when_its_users_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who enters before that is nobody in there, and may do nothing."""
+    asked, really = [], namespaces._has_users
+    monkeypatch.setattr(namespaces, "_has_users", lambda pid: asked.append(pid) or (len(asked) > 3 and really(pid)))
+    made = namespaces.Namespace(as_user=True)
+    try:
+        assert len(asked) > 3 and really(made.pid)
+    finally:
+        made.close()
+
+
 def existing_namespaces() -> set[str]:
     """Network namespaces of the processes of this machine, and named ones."""
     found = {str(path) for path in Path("/var/run/netns").glob("*")}

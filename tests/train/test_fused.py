@@ -189,8 +189,8 @@ def test_what_it_does_not_cover_is_said_and_goes_the_other_way() -> None:
     p.grad = torch.ones_like(p)
     with pytest.raises(RuntimeError, match="got 'momentum'"):
         TurboQuantAdamW([p], variant="momentum", impl="cpu").step()
-    with pytest.raises(ValueError, match="impl must be 'auto', 'reference' or 'cpu'; got 'triton'"):
-        TurboQuantAdamW([p], impl="triton")
+    with pytest.raises(ValueError, match="impl must be one of 'auto', 'reference', 'cpu', 'triton'; got 'cuda'"):
+        TurboQuantAdamW([p], impl="cuda")
 
 
 @pytest.mark.parametrize("impl", ("reference", "cpu"))
@@ -274,3 +274,28 @@ def test_a_compiled_step_is_one_operation_and_gives_the_same_bits(variant: str) 
     bad.grad[0, 0] = math.nan
     with pytest.raises(FloatingPointError, match="parameter 0 of group 0"):
         step()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    (
+        ({"variant": "gradient"}, "variant must be 'local' or 'exact' with capturable=True"),
+        ({"nonfinite": "raise"}, "nonfinite must be 'propagate' with capturable=True"),
+        ({"warmup": 2}, "warmup must be 0 with capturable=True"),
+        ({"impl": "cpu"}, "impl must be 'auto' or 'triton' with capturable=True"),
+    ),
+)
+def test_what_a_graph_cannot_hold_is_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        TurboQuantAdamW(parameters(torch.float32), **{"variant": "local", "nonfinite": "propagate"} | options,
+                        capturable=True)  # fmt: skip
+
+
+def test_a_graph_wants_a_gpu() -> None:
+    tensors = parameters(torch.float32)
+    optimizer = TurboQuantAdamW(tensors, variant="local", nonfinite="propagate", capturable=True)
+    give(tensors, 0)
+    before = [p.detach().clone() for p in tensors]
+    with pytest.raises(RuntimeError, match="impl='triton' cannot run: it works on CUDA tensors, got one on cpu"):
+        optimizer.step()
+    assert all(torch.equal(p, old) for p, old in zip(tensors, before, strict=True))

@@ -331,7 +331,8 @@ def test_low_bit_state_learns_resumes_and_is_small(corpus, bits):
 
     unbroken, first, second = run(), run(), run(3)
     unbroken.train(progress=False)
-    assert unbroken.losses[-1] < unbroken.losses[0] - 0.5
+    # over several batches: with two bits of v the loss of a single one jumps, by more than a nat on some texts
+    assert sum(unbroken.losses[-5:]) / 5 < sum(unbroken.losses[:5]) / 5 - 0.5
     first.train(11, progress=False)
     second.load_state_dict(through_a_file(first.state_dict()))
     second.train(progress=False)

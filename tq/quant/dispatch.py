@@ -47,6 +47,7 @@ _DEVICE = {
     "adamw cpu": "cpu",
     "triton": "cuda",
     "log triton": "cuda",
+    "adamw triton": "cuda",
 }  # that an implementation serves
 
 
@@ -65,6 +66,8 @@ def _kernel(impl: str) -> ModuleType | str:
             from tq.kernels import adamw as module
         elif impl == "log triton":
             from tq.kernels import gpu_logscale as module
+        elif impl == "adamw triton":
+            from tq.kernels import gpu_adamw as module
         else:
             from tq.kernels import gpu as module
     except ImportError as error:  # installed, but not for this machine or this version of what it needs
@@ -210,8 +213,8 @@ def codebook(bits: int, device: str = "cpu") -> tuple[Tensor, Tensor]:
     return _tables(bits, None, device)
 
 
-def adamw_kernels(device: torch.device) -> ModuleType | str:
-    """The kernels of AdamW's step on tensors there, or a sentence why there are none."""
-    obstacle = _obstacle("adamw cpu", None, device)
-    kernel = _kernel("adamw cpu")
-    return obstacle if obstacle is not None else kernel
+def adamw_kernels(impl: str, device: torch.device) -> ModuleType | str:
+    """The kernels of AdamW's step on tensors there, or a sentence why there are none. impl: "auto", "cpu", "triton"."""
+    chosen = f"adamw {'triton' if device.type == 'cuda' else 'cpu'}" if impl == "auto" else f"adamw {impl}"
+    obstacle = _obstacle(chosen, None, device)
+    return _kernel(chosen) if obstacle is None else obstacle

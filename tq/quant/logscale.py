@@ -25,7 +25,7 @@ from tq.quant.rotation import derive_seed, step_seed
 from tq.quant.settings import int_in, one_of
 
 RANGE = 30  # octaves of a block that are told apart
-_SEED = derive_seed(0, "log")
+DITHER_SEED = derive_seed(0, "log")  # that the steps' are under
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class LogCodec:
     @staticmethod
     def dither_seed(step: int) -> int:
         """Seed of the rounding in a step."""
-        return step_seed(_SEED, step)
+        return step_seed(DITHER_SEED, step)
 
     def encode(self, v: Tensor, step: int = 0, impl: str = "auto") -> tuple[Tensor, Tensor]:
         """(codes uint8 [N, B * bits / 8], ranges int16 [N, 2]) of fp32 numbers >= 0, any shape, padded with zeros.

@@ -34,8 +34,8 @@ class MomentCodecs:
     def __init__(self, bits: tuple[int, int]) -> None:
         self.bits = {"m": bits[0], "v": bits[1]}
 
-    def of_m(self, step: int) -> Codec:
-        """The codec of m in a step."""
+    def of_m(self, step: int | None) -> Codec:
+        """The codec of m in a step; None: that whose seed the steps' are under."""
         return _m_codec(self.bits["m"], step)
 
     def of_v(self) -> LogCodec:
@@ -104,11 +104,10 @@ class MomentCodecs:
         return {part: torch.cat(c) for part, c in zip(_PARTS[name], columns, strict=True)} if at else None
 
 
-def _m_codec(bits: int, step: int) -> Codec:
+def _m_codec(bits: int, step: int | None) -> Codec:
     scale_dtype = torch.bfloat16 if bits <= 6 else torch.float32
-    return (
-        Codec(bits, BLOCK, M_SCALE, rounds=1, scale_dtype=scale_dtype, nonfinite="propagate").derive("m").at_step(step)
-    )
+    codec = Codec(bits, BLOCK, M_SCALE, rounds=1, scale_dtype=scale_dtype, nonfinite="propagate").derive("m")
+    return codec if step is None else codec.at_step(step)
 
 
 def _decoded(name: str, bits: int, step: int, codes: Tensor, scales: Tensor) -> Tensor:

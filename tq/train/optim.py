@@ -19,7 +19,7 @@ from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -29,25 +29,18 @@ from torch.optim import Optimizer
 
 from tq.quant.codec import Codec
 from tq.quant.rotation import derive_seed, step_seed
-from tq.train import checkpoint, compiled, fused, unfused
+from tq.train import captured, checkpoint, compiled, fused, unfused
 from tq.train.adamw import check_dense, clip_, flat_gradients, what_is_not_finite
 from tq.train.collectives import Averaged, Codecs, Mean, mean_in_process, over_group
+from tq.train.options import check, check_capturable
 from tq.train.schemes import SCHEMES, Bucket, Exchanged, Scheme, adam, side_by_side
 from tq.train.shards import gradient_norm, local, local_gradient, rank_and_size, sharded_like
-from tq.train.state import MOMENTS, Store
+from tq.train.state import MOMENTS, Run, Store
 
 VARIANT = "gradient"  # shipped default
 
 
 Step = Generator[list[Mean], list[Averaged], None]
-
-
-class Run(NamedTuple):
-    """A bucket: parameters of a group that go through together, and what is kept of them."""
-
-    group: dict[str, Any]
-    parameters: list[Tensor]
-    store: Store
 
 
 class TurboQuantAdamW(Optimizer):
@@ -70,7 +63,11 @@ class TurboQuantAdamW(Optimizer):
         stochastic_rounding: bf16 weights are rounded up or down at random, so that on average nothing is lost.
         nonfinite: "raise", or "propagate": weights take a NaN or an infinity, and the gradients are not read a second
             time to look for them. A step that needs their norm (``max_norm``, a GradScaler, an exchange) looks anyway.
-        impl: "auto", "reference" (one pass for each operation) or "cpu" (all in one pass, the same bits).
+        impl: "auto", "reference" (one pass for each operation), "cpu" (all in one pass, the same bits) or "triton" (all
+            in one pass on a GPU).
+        capturable: nothing waits on the host, so that a CUDA graph can hold the step; parameters on a GPU. Goes with
+            "local", or "exact" on one rank, and nonfinite="propagate"; a GradScaler's skipped steps are skipped there.
+            ``lr`` may then be a tensor. What is looked at of the state is a copy, up to date when it is looked at.
         bucket_elements: parameters of a group go through in runs of about so many numbers. With "local", or "exact" on
             one rank, no more than one run is ever held in fp32 beside the state; else all gradients are.
 
@@ -110,22 +107,16 @@ class TurboQuantAdamW(Optimizer):
         stochastic_rounding: bool = False,
         nonfinite: str = "raise",
         impl: str = "auto",
+        capturable: bool = False,
     ) -> None:
-        _check("lr", lr, lr >= 0 and math.isfinite(lr), "a finite number >= 0")
-        pair = isinstance(betas, (tuple, list)) and len(betas) == 2
-        _check("betas", betas, pair and all(0 <= b < 1 for b in betas), "two numbers in [0, 1)")
-        _check("eps", eps, eps >= 0, "a number >= 0")
-        _check("weight_decay", weight_decay, weight_decay >= 0, "a number >= 0")
-        _check("warmup", warmup, isinstance(warmup, int) and warmup >= 0, "an integer >= 0")
-        _check("max_norm", max_norm, max_norm is None or max_norm > 0, "a number > 0 or None")
-        _check("v_every", v_every, isinstance(v_every, int) and v_every >= 1, "an integer >= 1")
-        _check("bucket_elements", bucket_elements, bucket_elements >= 1, "an integer >= 1")
-        _check("nonfinite", nonfinite, nonfinite in ("raise", "propagate"), "'raise' or 'propagate'")
-        _check("impl", impl, impl in ("auto", "reference", "cpu"), "'auto', 'reference' or 'cpu'")
+        check(
+            lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, warmup=warmup, max_norm=max_norm, v_every=v_every,
+            bucket_elements=bucket_elements, nonfinite=nonfinite, impl=impl, state=state,
+        )  # fmt: skip
         variant = VARIANT if variant is None else variant
-        if isinstance(variant, str):
-            _check("variant", variant, variant in SCHEMES, f"one of {', '.join(SCHEMES)}, or a Scheme")
-        elif not isinstance(variant, Scheme):
+        if isinstance(variant, str) and variant not in SCHEMES:
+            raise ValueError(f"variant must be one of {', '.join(SCHEMES)}, or a Scheme; got {variant!r}")
+        if not isinstance(variant, str | Scheme):
             raise TypeError(f"variant must be one of {', '.join(SCHEMES)}, or a Scheme; got {variant!r}")
         self.scheme = SCHEMES[variant] if isinstance(variant, str) else variant
         self.variant = variant if isinstance(variant, str) else self.scheme.name
@@ -133,15 +124,16 @@ class TurboQuantAdamW(Optimizer):
             raise ValueError(f"variant={self.variant!r} keeps the v of its warm-up: warmup must be >= 1, got {warmup}")
         if correct_v and self.variant != "gradient":
             raise ValueError(f"correct_v=True goes with variant='gradient', got {self.variant!r}")
-        if state is not None:
-            fits = isinstance(state, tuple) and len(state) == 2 and state[0] in range(2, 9) and state[1] in (2, 4, 8)
-            _check("state", state, fits, "None or (bits of m 2-8, bits of v 2, 4 or 8)")
-            if self.scheme.moments is not adam:
-                raise ValueError(f"state={state} goes with schemes that exchange gradients, got {self.variant!r}")
+        if state is not None and self.scheme.moments is not adam:
+            raise ValueError(f"state={state} goes with schemes that exchange gradients, got {self.variant!r}")
+        if capturable:
+            check_capturable(variant=self.variant, nonfinite=nonfinite, warmup=warmup, impl=impl)
         self.codecs = self.scheme.pair(codec)
         self.state_bits, self.group, self.warmup, self.max_norm = state, group, warmup, max_norm
         self.v_every, self.correct_v, self.bucket_elements = v_every, correct_v, bucket_elements
         self.stochastic_rounding, self.nonfinite, self.impl = stochastic_rounding, nonfinite, impl
+        self.capturable = capturable
+        self._counter: captured.Counter | None = None  # of steps that only the device has counted
         self.simulated: tuple[int, int] | None = None  # (rank, ranks) among workers of one process
         self.steps_done, self.bytes_sent = 0, 0.0
         self._stores: list[list[tuple[list[Tensor], Store]]] = []
@@ -153,6 +145,8 @@ class TurboQuantAdamW(Optimizer):
         """As in torch; parameters must be dense floating-point tensors on the device of the others."""
         if self.scheme.needs_warmup and self.steps_done >= self.warmup:
             raise ValueError(f"variant={self.variant!r} has no v for parameters that come after its warm-up")
+        if self._stores:
+            captured.settle(self)
         super().add_param_group(param_group)
         parameters = self.param_groups[-1]["params"]
         device = next((p.device for group in self.param_groups for p in group["params"]), None)
@@ -184,8 +178,10 @@ class TurboQuantAdamW(Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies and pickles; torch's own leaves out what subclasses have."""
+        captured.settle(self)
         ours = {name: value for name, value in self.__dict__.items() if not name.startswith("_optimizer_")}
         ours.pop("step", None)  # torch puts a wrapper there
+        ours["_counter"] = None
         return {**ours, **super().__getstate__(), "state": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -207,6 +203,7 @@ class TurboQuantAdamW(Optimizer):
         """torch sets an empty one: what there is lies in the buckets."""
 
     def _by_parameter(self) -> dict[Tensor, dict[str, Any]]:
+        captured.settle(self)
         buckets = ((parameters, store) for _, parameters, store in self._buckets())
         return dict(checkpoint.by_parameter(buckets, self._own_key, self.steps_done, self.bytes_sent))
 
@@ -260,11 +257,14 @@ class TurboQuantAdamW(Optimizer):
     def _step(self) -> Step:
         """The step, which asks for means on its way: for those of all buckets together."""
         scheme = SCHEMES["exact"] if self.steps_done < self.warmup else self.scheme
-        for run in self._buckets() if self.impl == "cpu" else ():  # what it does not cover raises before anything moves
-            self._kernels(scheme, run, [p.grad for p in run.parameters])
+        if self.impl in ("cpu", "triton"):  # what they do not cover raises before anything moves
+            for run in self._buckets():
+                self._kernels(scheme, run, [p.grad for p in run.parameters])
         if scheme.exchange is None or (scheme is SCHEMES["exact"] and self.rank_and_size[1] == 1):
-            self._local_step(scheme)
+            self._local_step(scheme) if not self.capturable else captured.step(self)
             return
+        if self.capturable:
+            raise RuntimeError(f"capturable=True goes with variant 'local' among ranks, got {self.variant!r}")
         buckets = [self._bucket(number, run) for number, run in enumerate(self._buckets())]
         finite, limit = True, math.inf if self.max_norm is None else self.max_norm
         if scheme.sends == "momentum":
@@ -316,13 +316,18 @@ class TurboQuantAdamW(Optimizer):
     def _kernels(self, scheme: Scheme, run: Run, gradients: Sequence[Tensor | None]) -> ModuleType | None:
         """The kernels that update this bucket in one pass, if they can."""
         fits = scheme.moments is adam and not (self.correct_v and scheme is self.scheme)
-        if not fits and self.impl == "cpu":
-            raise RuntimeError(f"impl='cpu' covers Adam's moments without correct_v, got {self.variant!r}")
+        if not fits and self.impl in ("cpu", "triton"):
+            raise RuntimeError(f"impl={self.impl!r} covers Adam's moments without correct_v, got {self.variant!r}")
         return fused.kernels(self.impl, run.parameters, gradients) if fits else None
 
     def _seed(self, number: int) -> int | None:
         """Of the rounding of a bucket's weights in this step, alike on all ranks."""
-        return step_seed(derive_seed(0, "weights", number), self.steps_done) if self.stochastic_rounding else None
+        seed = self._weights_seed(number)
+        return None if seed is None else step_seed(seed, self.steps_done)
+
+    def _weights_seed(self, number: int) -> int | None:
+        """Which the seeds of all steps are under."""
+        return derive_seed(0, "weights", number) if self.stochastic_rounding else None
 
     def _refuse(self) -> None:
         if getattr(self, "found_inf", None) is None:
@@ -377,6 +382,7 @@ class TurboQuantAdamW(Optimizer):
         The whole form wants the settings that it was saved with. A scheme that keeps residuals or moments of each rank
         alone goes on with the same rank of as many, any other on all ranks, however many.
         """
+        captured.settle(self)
         buckets = [(run, Store(store.shapes, self.state_bits)) for _, run, store in self._buckets()]
         device = self._load_device()
         if checkpoint.NOTE in state_dict:
@@ -387,7 +393,7 @@ class TurboQuantAdamW(Optimizer):
         super().load_state_dict({"state": {}, "param_groups": loaded.param_groups})
         self.steps_done, self.bytes_sent = loaded.steps_done, loaded.bytes_sent
         for (_, _, store), new in zip(self._buckets(), loaded.stores, strict=True):
-            store.done, store.steps, store.tensors = new.done, new.steps, new.tensors
+            store.take(new.done, new.steps, new.tensors)
 
     def _load_device(self) -> torch.device:
         """Where a state goes that is loaded."""
@@ -395,6 +401,7 @@ class TurboQuantAdamW(Optimizer):
 
     def moments(self, parameter: Tensor) -> tuple[Tensor, Tensor]:
         """(m, v) of one parameter as fp32 copies, laid out as it is; zeros before the first step."""
+        captured.settle(self)
         for _, run, store in self._buckets():
             for number, p in enumerate(run):
                 if p is parameter:
@@ -434,8 +441,3 @@ def _next(run: Step, answers: list[Averaged] | None) -> list[Mean] | None:
         return next(run) if answers is None else run.send(answers)
     except StopIteration:
         return None
-
-
-def _check(name: str, value: object, fits: bool, accepted: str) -> None:
-    if not fits:
-        raise ValueError(f"{name} must be {accepted}; got {value!r}")

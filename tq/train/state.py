@@ -6,6 +6,7 @@ Numbers of a bucket lie in one flat vector, its parameters (or this rank's shard
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,9 +21,10 @@ class Store:
 
     done: steps of the bucket; steps: of each of its parameters, which may have joined later; tensors: flat, by name.
     lent: somebody may hold the codes, which mean nothing in another step: the next ones get memory of their own.
+    fixed: the tensors stay where they are, as a graph wants it; what is lent are copies.
     """
 
-    lent = False
+    lent = fixed = False
 
     def __init__(self, shapes: list[torch.Size], bits: tuple[int, int] | None) -> None:
         self.shapes, self.done, self.steps = shapes, 0, [0] * len(shapes)
@@ -56,6 +58,24 @@ class Store:
             return self.codecs.empty(self.numel, device)
         return {name: self.tensors[name] for name in NAMES}
 
+    def fix(self, device: torch.device) -> None:
+        """Lets the tensors stay where they are from now on, whose numbers are zero before the first step."""
+        if not self.fixed:
+            self.lent, self.fixed = False, True
+            if not self.tensors:
+                new = dict.fromkeys(MOMENTS) if self.codecs is None else self.codecs.empty(self.numel, device)
+                zeros = torch.zeros(self.numel, dtype=torch.float32, device=device)
+                self.tensors = {k: zeros.clone() if x is None else x.zero_() for k, x in new.items()}
+
+    def take(self, done: int, steps: list[int], tensors: dict[str, Tensor]) -> None:
+        """Takes over what another store of these shapes holds; what is fixed is written over."""
+        self.done, self.steps = done, steps
+        if not self.fixed:
+            self.tensors = tensors
+            return
+        for name, x in self.tensors.items():
+            x.copy_(tensors[name]) if tensors else x.zero_()
+
     def renew(self, new: dict[str, Tensor]) -> None:
         """A step was done; ``new``: what has changed, as it is kept."""
         self.done += 1
@@ -64,6 +84,8 @@ class Store:
 
     def lend(self) -> dict[str, Tensor]:
         """The tensors, for somebody who keeps them."""
+        if self.fixed:
+            return {name: x.clone() for name, x in self.tensors.items()}
         self.lent = True
         return self.tensors
 
@@ -72,7 +94,7 @@ class Store:
         start, shape = self.starts[number], self.shapes[number]
         if self.codecs is not None:
             return self.codecs.piece(name, self.lend(), start, shape, self.done)
-        return self.tensors[name][start : start + self.sizes[number]].view(shape)
+        return self.lend()[name][start : start + self.sizes[number]].view(shape)
 
     def load(self, done: int, steps: list[int], tensors: dict[str, Tensor], device: torch.device) -> None:
         """Takes over a state of such a bucket; ValueError if it is not one."""
@@ -101,6 +123,14 @@ class Store:
     @property
     def nbytes(self) -> int:
         return sum(t.nbytes for t in self.tensors.values())
+
+
+class Run(NamedTuple):
+    """A bucket: parameters of a group that go through together, and what is kept of them."""
+
+    group: dict[str, Any]
+    parameters: list[Tensor]
+    store: Store
 
 
 def starts_of(sizes: Sequence[int]) -> list[int]:

@@ -25,7 +25,7 @@ from typing import Any
 from tq.book import paths
 
 # kernels that results of a device cannot depend on, unless a notebook imports them itself
-ELSEWHERE = {"cpu": ("gpu",), "cuda": ("cpu", "simd", "logscale")}
+ELSEWHERE = {"cpu": ("gpu", "gpu_logscale", "gpu_adamw"), "cuda": ("cpu", "simd", "logscale", "adamw")}
 PRODUCED = ("results", "tables", "figures", "outcomes", "verdicts.json")  # what the book made, below data/
 # Modules that take down, keep and show values and compute none: tests/book/test_reporting.py mutates each of them and
 # sees that no recorded value moves.

@@ -81,7 +81,7 @@ class Namespace:
         while self._holder.poll() is None and time.monotonic() < deadline:
             with contextlib.suppress(OSError, ValueError, IndexError):
                 child = int(children.read_text().split()[0])
-                if os.stat(f"/proc/{child}/ns/net").st_ino != ours:
+                if os.stat(f"/proc/{child}/ns/net").st_ino != ours and (not self._as_user or _has_users(child)):
                     return child
             time.sleep(0.001)
         self._holder.kill()
@@ -120,6 +120,11 @@ class Namespace:
         self._holder.wait()
         assert self._holder.stderr is not None
         self._holder.stderr.close()
+
+
+def _has_users(pid: int) -> bool:
+    """Whether its user namespace has its users: ``unshare`` writes them last, and until then nobody is root there."""
+    return all(Path(f"/proc/{pid}/{kind}_map").read_text().strip() for kind in ("uid", "gid"))
 
 
 def _tool(name: str) -> str:

@@ -14,7 +14,7 @@ L = 2**bits levels, K multipliers, C cells; in a program G blocks, T threads a b
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import torch
@@ -520,7 +520,7 @@ def _cells(thresholds: Tensor, bits: int) -> Tensor:
     return found
 
 
-@lru_cache(maxsize=64)
+@cache  # a graph may hold its addresses
 def _search_table(search: Search, device: str) -> Tensor:
     """The multipliers, levels and cuts of a search one after the other, fp32."""
     multipliers, cuts, levels = search
@@ -585,7 +585,7 @@ def signs(block: int, rounds: int, seed: int, device: torch.device | str, step: 
     seed: in [0, 2**64). step: int64 of one element on the device; the seed is then that of the step which it holds
     when this runs, as a CUDA graph wants it.
     """
-    out = torch.empty(rounds, block, device=device)
+    out = torch.empty(rounds, block, dtype=torch.float32, device=device)
     with torch.cuda.device_of(out):
         programs = -(-out.numel() // 128)
         _signs_kernel[(programs,)](step, out, _signed_seed(seed), SIZE=out.numel(), B=block, STEPPED=step is not None)

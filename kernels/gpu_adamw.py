@@ -1,10 +1,11 @@
 """Triton kernel of AdamW on a GPU: one pass that reads gradient, weight and moments, and writes weight and moments.
 
 A program works on a few blocks of a bucket. It decodes their moments, updates every parameter that has numbers among
-them, and codes the moments anew, all in registers; so a step with moments in few bits is one launch, and two small ones
-for the signs of the rotations. Numbers that kernels on a CPU take from the host (bias corrections, a clipping factor,
-whether to do the step at all, the number of the step) lie in tensors on the device: nothing here waits, and a CUDA
-graph can hold it. Same results as the unfused path up to rounding: products and sums may be contracted.
+them, and codes the moments anew, all in registers: one pass over memory, with two small launches before it for the
+signs of the rotations. Numbers that kernels on a CPU take from the host (bias corrections, a clipping factor, whether
+to do the step at all, the number of the step) lie in tensors on the device, so that a CUDA graph can hold the step;
+what the host has to say goes there from page-locked memory, and nothing waits for it. Same results as the unfused path
+up to rounding: products and sums may be contracted.
 
 Shapes: n numbers of a bucket, one flat vector; N = ceil(n / B) blocks, B = 128; S segments (parameters); in a program
 [E, M]: E numbers of a block in a thread, M threads, T = B / E to a block.
@@ -13,7 +14,7 @@ Shapes: n numbers of a bucket, one flat vector; N = ceil(n / B) blocks, B = 128;
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -185,6 +186,24 @@ def _adamw_kernel(
         _encode_v(tl.where(live_EM, v_EM, 0.0), chance_EM, o_M, N, p_codes, p_ranges, reach, V_BITS, B, E, M)
 
 
+@triton.jit(do_not_specialize=[f"a{i}" for i in range(16)])
+def _write_kernel(
+    p_out, a0: tl.int64, a1: tl.int64, a2: tl.int64, a3: tl.int64, a4: tl.int64, a5: tl.int64, a6: tl.int64,
+    a7: tl.int64, a8: tl.int64, a9: tl.int64, a10: tl.int64, a11: tl.int64, a12: tl.int64, a13: tl.int64, a14: tl.int64,
+    a15: tl.int64,
+):  # fmt: skip
+    """16 numbers that a graph is to remember, not where on the host they stood: arguments of a launch are copied."""
+    i = tl.arange(0, 16)
+    first = tl.where(i < 4, _of_four(i, a0, a1, a2, a3), _of_four(i - 4, a4, a5, a6, a7))
+    last = tl.where(i < 12, _of_four(i - 8, a8, a9, a10, a11), _of_four(i - 12, a12, a13, a14, a15))
+    tl.store(p_out + i, tl.where(i < 8, first, last))
+
+
+@triton.jit
+def _of_four(i, a0, a1, a2, a3):
+    return tl.where(i == 0, a0, tl.where(i == 1, a1, tl.where(i == 2, a2, a3))).to(tl.int64)
+
+
 class Clock(NamedTuple):
     """What a step reads on the device; the seeds of moments in few bits are then those that steps have theirs under.
 
@@ -204,7 +223,7 @@ def launch(m_bits: int) -> dict[str, int]:
     return dict(E=32 if m_bits % 2 else 16, M=_THREADS, num_warps=_THREADS // 32, maxnreg=255)
 
 
-@lru_cache(maxsize=4096)
+@cache  # a graph may hold its addresses: they are never given back
 def _layout(sizes: tuple[int, ...], reach: int, device: str) -> tuple[tuple[int, ...], Tensor]:
     """(where each segment starts, int32 [programs, 2]: of each program the first segment and the one after its last).
 
@@ -217,10 +236,32 @@ def _layout(sizes: tuple[int, ...], reach: int, device: str) -> tuple[tuple[int,
     return (0, *ends[:-1].tolist()), torch.from_numpy(bounds.astype(np.int32)).to(device)
 
 
+def _uploaded(rows: Any, dtype: torch.dtype, device: torch.device | str) -> Tensor:
+    """Numbers of the host on the device; nothing waits."""
+    made = torch.tensor(rows, dtype=dtype)
+    return made.pin_memory().to(device, non_blocking=True) if torch.device(device).type == "cuda" else made
+
+
 @lru_cache(maxsize=4096)
-def _uploaded(addresses: tuple[tuple[int, int, int, int], ...], device: str) -> Tensor:
+def _segments(places: tuple[tuple[int, int, int, int], ...], device: str) -> Tensor:
     """int64 [S, 4] of start, size, and the addresses of weights and gradients (0: none)."""
-    return torch.tensor(addresses, dtype=torch.int64).to(device)
+    return _uploaded(places, torch.int64, device)
+
+
+def _written(places: tuple[tuple[int, int, int, int], ...], device: torch.device) -> Tensor:
+    """``_segments`` made by launches, for a graph that is being captured."""
+    values = [x for place in places for x in place]
+    out = torch.empty(-(-len(places) // 4), 4, 4, dtype=torch.int64, device=device)
+    for row in out.view(-1, 16):
+        some, values = values[:16], values[16:]
+        _write_kernel[(1,)](row, *some, *[0] * (16 - len(some)))
+    return out.view(-1, 4)
+
+
+@cache
+def _compile_write(device: str) -> None:
+    """In a step before the capture, as nothing can be compiled during one."""
+    _written(((0, 0, 0, 0),), torch.device(device))
 
 
 def step(
@@ -236,9 +277,9 @@ def step(
     """
     sizes, device = tuple(p.numel() for p in parameters), parameters[0].device
     numel, given = sum(sizes), [g for g in gradients if g is not None]
-    if not numel or not given:
+    if not numel:
         return
-    _check(parameters[0], given[0])
+    _check(parameters[0], (given or parameters)[0])
     options = launch(settings.m_bits if settings else 0)
     starts, first = _layout(sizes, options["E"] * options["M"], str(device))
     places = tuple(
@@ -246,15 +287,15 @@ def step(
         for start, size, p, g in zip(starts, sizes, parameters, gradients, strict=True)
     )
     if clock is None:
-        scalars = torch.tensor([divisor, -factor if negated else factor, 0.0]).to(device)
-        rows = torch.tensor([[*row, 0.0] for row in constants]).to(device)
+        scalars = _uploaded([divisor, -factor if negated else factor, 0.0], torch.float32, device)
+        rows = _uploaded([[*row, 0.0] for row in constants], torch.float32, device)
         when = scalars
     else:
         assert isinstance(constants, Tensor)
         scalars, rows, when = clock.scalars, constants, clock.step
     assert all(p.dtype == parameters[0].dtype for p in parameters) and all(g.dtype == given[0].dtype for g in given)
     constant: dict[str, Any] = dict(
-        P_TYPE=_DTYPES[parameters[0].dtype], G_TYPE=_DTYPES[given[0].dtype], STEPPED=clock is not None,
+        P_TYPE=_DTYPES[parameters[0].dtype], G_TYPE=_DTYPES[(given or parameters)[0].dtype], STEPPED=clock is not None,
         AT_RANDOM=seed is not None and parameters[0].dtype == torch.bfloat16, B=BLOCK,
     )  # fmt: skip
     if settings is None:
@@ -272,15 +313,20 @@ def step(
             tensors += [_words(code.payload), code.scales, code.codes, code.ranges]
         assert tensors[6].data_ptr() == after.payload.data_ptr()  # else what is written would be lost
         tensors += [_signs(old, device, clock, 0), _signs(after, device, clock, 1), settings.levels_L]
-        tensors += [settings.thresholds, _cells(settings.thresholds, settings.m_bits), torch.ones(1, device=device)]
+        tensors += [settings.thresholds, _cells(settings.thresholds, settings.m_bits)]
+        tensors += [gpu._search_table(((1.0,), (), ()), str(device))]
         constant |= dict(
             M_BITS=settings.m_bits, V_BITS=settings.v_bits, SCALE=settings.scale, STARTED=before is not None,
             C=_cell_count(settings.m_bits),
         )  # fmt: skip
         v_seed, reach = _signed_seed(after.dither), settings.octaves * _OCTAVE
     with torch.cuda.device_of(parameters[0]):
+        captured = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        segments = _written(places, device) if captured else _segments(places, str(device))
+        if clock is not None and not captured:
+            _compile_write(str(device))
         _adamw_kernel[(first.shape[0],)](
-            _uploaded(places, str(device)), first, rows, scalars, when, *tensors, numel, -(-numel // BLOCK), v_seed,
+            segments, first, rows, scalars, when, *tensors, numel, -(-numel // BLOCK), v_seed,
             _signed_seed(seed or 0), reach, **constant, **options,
         )  # fmt: skip
 

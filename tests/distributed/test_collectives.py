@@ -331,8 +331,8 @@ def test_a_rank_that_dies_is_named_by_the_others(case: Any, tmp_path: Path) -> N
 
 DIFFERENT = {
     "step": lambda odd: all_reduce(torch.ones(1000), Codec(4), step=10 if odd else 20),
-    "seed of the second leg": lambda odd: all_reduce(torch.ones(1000), (Codec(4), Codec(4, seed=7 if odd else 0))),
-    "bits of the second leg": lambda odd: all_reduce(torch.ones(1000), (Codec(4), Codec(8 if odd else 4))),
+    "seed of the second phase": lambda odd: all_reduce(torch.ones(1000), (Codec(4), Codec(4, seed=7 if odd else 0))),
+    "bits of the second phase": lambda odd: all_reduce(torch.ones(1000), (Codec(4), Codec(8 if odd else 4))),
     "kind": lambda odd: all_reduce(torch.ones(1000, dtype=torch.bfloat16 if odd else torch.float32), Codec(4)),
     "nothing": lambda odd: all_reduce([] if odd else torch.ones(1000), Codec(4)),
     "seed of a gathering": lambda odd: all_gather_mean(torch.ones(1000), Codec(4, seed=int(odd))),

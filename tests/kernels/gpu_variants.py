@@ -11,12 +11,13 @@ import json
 import sys
 import traceback
 import warnings
+from contextlib import nullcontext
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tq.quant import reference
 from tq.quant.bits import packed_bytes, unpack
@@ -24,6 +25,7 @@ from tq.quant.codebook import lloyd_max
 from tq.quant.logscale import LogCodec
 from tq.quant.rotation import rotate, signs, step_seed, unrotate
 from tq.quant.scale_search import multipliers, search
+from tq.train._torch_private import DispatchMode
 
 FLOAT, BRAIN, HALF = torch.float32, torch.bfloat16, torch.float16
 SENTINEL = 119
@@ -291,14 +293,26 @@ def _optimizers(device: str, dtype: torch.dtype, state: tuple[int, int] | None, 
         tensors = [torch.randn(size, generator=generator).to(dtype).to(on).requires_grad_() for size in sizes]
         ours = options if impl == "triton" else {k: v for k, v in options.items() if k != "capturable"}
         made.append(TurboQuantAdamW(tensors, lr=1e-2, variant="local", state=state, impl=impl, **ours))
+        other = torch.randn(300, generator=generator).to(dtype).to(on).requires_grad_()
+        made[-1].add_param_group({"params": [other], "maximize": True, "lr": 3e-3})
     return made
 
 
+def _parameters(optimizer: Any) -> list[Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
 def _give(optimizer: Any, step: int, without: tuple[int, ...] = (4,), scale: float = 1.0) -> None:
+    """Gradients, which stay where they are if there were some."""
     generator = torch.Generator().manual_seed(step)
-    for number, p in enumerate(optimizer.param_groups[0]["params"]):
+    for number, p in enumerate(_parameters(optimizer)):
         drawn = torch.randn(p.shape, generator=generator) * 10.0 ** torch.randn(p.shape, generator=generator)
-        p.grad = None if number in without else (scale * drawn).to(p.dtype).to(p.device)
+        if number in without:
+            p.grad = None
+        elif p.grad is None:
+            p.grad = (scale * drawn).to(p.dtype).to(p.device)
+        else:
+            p.grad.copy_((scale * drawn).to(p.dtype))
 
 
 def _hold_together(reference: Any, kernel: Any, state: tuple[int, int] | None) -> None:
@@ -306,7 +320,7 @@ def _hold_together(reference: Any, kernel: Any, state: tuple[int, int] | None) -
 
     Of moments in few bits the scale of a whole block may differ by its last place, and a few codes by one.
     """
-    for p, q in zip(reference.param_groups[0]["params"], kernel.param_groups[0]["params"], strict=True):
+    for p, q in zip(_parameters(reference), _parameters(kernel), strict=True):
         moment_eps, strays = (torch.finfo(FLOAT).eps, 0) if state is None else (2.0**-9, 2 + p.numel() // 200)
         pairs = zip((p, *reference.moments(p)), (q, *kernel.moments(q)), strict=True)
         for (x, y), eps in zip(pairs, (torch.finfo(p.dtype).eps, moment_eps, moment_eps), strict=True):
@@ -328,54 +342,114 @@ def check_adamw(device: str) -> None:
         (BRAIN, None, {"stochastic_rounding": True}),
     ):  # fmt: skip
         reference, kernel = _optimizers(device, dtype, state, **options)
-        for step in range(3):
+        for step, without in enumerate(((4,), (1, 4), (*range(7),), (4,))):  # in the third step, a whole bucket
             for optimizer in (reference, kernel):
-                _give(optimizer, step, (1, 4) if step == 1 else (4,))
+                _give(optimizer, step, without)
                 optimizer.step()
             _hold_together(reference, kernel, state)
             kernel.load_state_dict(reference.state_dict())  # a code that differs would go on to differ
 
 
-class _Asked(TorchDispatchMode):
-    """Raises where the host asks the device for a number."""
+class _Alone(DispatchMode):
+    """Raises where the host asks the device for a number, or makes a tensor of numbers of its own."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.is_nonzero.default):
-            raise AssertionError("the host asked the device")
+        ops = torch.ops.aten
+        if func in (ops._local_scalar_dense.default, ops.is_nonzero.default, ops.lift_fresh.default):
+            raise AssertionError(f"the host talks to the device: {func}")
         return func(*args, **(kwargs or {}))
 
 
 def check_captured(device: str) -> None:
-    """A capturable step asks the device for nothing, skips where a gradient overflowed, and counts its steps."""
+    """A capturable step does without the host, leaves out what overflowed, and counts the steps of each parameter.
+
+    A graph could hold it: what it reads and writes stays where it is, also while somebody looks at the state.
+    """
     for dtype, state, options in (
         (FLOAT, (4, 8), {}), (BRAIN, (8, 4), {"stochastic_rounding": True}), (FLOAT, None, {"max_norm": 1.0}),
     ):  # fmt: skip
         reference, kernel = _optimizers(device, dtype, state, nonfinite="propagate", capturable=True, **options)
-        for step, overflows in enumerate((False, True, False, False)):
-            _give(kernel, step, scale=4.0)
+        places: list[int] = []
+        for step, overflows in enumerate((False, True, False, False, True, False)):
+            without = (4, 7) if step < 3 else (4,)  # the second group has gradients from the fourth step on
+            _give(kernel, step, without, scale=4.0)
             kernel.grad_scale = torch.tensor(4.0, device=device)
             kernel.found_inf = torch.tensor(float(overflows), device=device)
-            places = [x.data_ptr() for _, _, store in kernel._buckets() for x in store.tensors.values()]
-            with _Asked():
+            if step == 4 and "max_norm" in options:  # left out without being told
+                kernel.found_inf = None
+                kernel.param_groups[0]["params"][0].grad[3, 3] = torch.nan
+            with nullcontext() if step in (0, 3) else _Alone():  # where other gradients are there than before
                 kernel.step()
-            found = [x.data_ptr() for _, _, store in kernel._buckets() for x in store.tensors.values()]
+            lying = [x for _, _, store in kernel._buckets() for x in store.tensors.values()]
+            found = [x.data_ptr() for x in (*lying, kernel._counter.steps, *kernel._counter.buckets)]
             assert not places or found == places, "the state has moved"
+            places = found
             if not overflows:
-                _give(reference, step, scale=1.0)
+                _give(reference, step, without, scale=1.0)
                 reference.step()
+            if step == 3:
+                kernel.state_dict()
+                deepcopy(kernel)
+                kernel.load_state_dict(kernel.state_dict())
         _hold_together(reference, kernel, state)
         copied = _optimizers(device, dtype, state, nonfinite="propagate", capturable=True, **options)[1]
+        _give(copied, 8)
+        copied.step()  # what it holds by then is written over
         copied.load_state_dict(kernel.state_dict())
+        saved = kernel.state_dict()
+        held = {x.untyped_storage().data_ptr() for bucket in saved["turboquant"]["buckets"] for x in bucket.values()}
+        if state is None:  # AdamW's form and the whole one are the same tensors
+            assert {entry["exp_avg"].untyped_storage().data_ptr() for entry in saved["state"].values()} <= held
         for optimizer in (kernel, copied):
             _give(optimizer, 9)
             optimizer.grad_scale = optimizer.found_inf = None
             optimizer.step()
-        for p, q in zip(kernel.param_groups[0]["params"], copied.param_groups[0]["params"], strict=True):
+        for p, q in zip(_parameters(kernel), _parameters(copied), strict=True):
             for x, y in zip(kernel.moments(p), copied.moments(q), strict=True):
                 assert torch.equal(x, y)
+        assert kernel.steps_done == copied.steps_done == 5
 
 
-EXTRA = {-1: check_signs, -2: check_logscale, -3: check_adamw, -4: check_captured}
+def check_addresses(device: str) -> None:
+    """What a launch writes is what is uploaded."""
+    from tq.kernels import gpu_adamw
+
+    for count in (1, 3, 4, 5, 16, 23):
+        places = tuple((k, 2**31 + k, 2**47 - k, k * 2**40) for k in range(count))
+        written = gpu_adamw._written(places, torch.device(device))[:count]
+        assert torch.equal(written.cpu(), gpu_adamw._segments(places, device).cpu())
+
+
+def check_graph() -> None:
+    """On a GPU: replays of one captured step are as many steps, also after somebody looked at the state."""
+    device = "cuda"
+    for state in (None, (4, 8)):
+        eager, held = (_optimizers(device, FLOAT, state, nonfinite="propagate", capturable=True)[1] for _ in range(2))
+        for optimizer in (eager, held):
+            _give(optimizer, 0)
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            held.step()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        for p in _parameters(held):
+            p.grad = None if p.grad is None else p.grad.clone()  # elsewhere than in the step before
+        with torch.cuda.graph(graph):
+            held.step()
+        eager.step()
+        for step in (1, 2, 3):
+            for optimizer in (eager, held):
+                _give(optimizer, step)
+            eager.step()
+            graph.replay()
+            assert held.steps_done == eager.steps_done == step + 1
+            held.state_dict()
+        for p, q in zip(_parameters(eager), _parameters(held), strict=True):
+            assert torch.equal(p, q)
+
+
+EXTRA = {-1: check_signs, -2: check_logscale, -3: check_adamw, -4: check_captured, -5: check_addresses}
 
 # --- variants to compile --------------------------------------------------------------------------------------
 
@@ -407,27 +481,25 @@ def variant_name(variant: dict[str, Any]) -> str:
     return " ".join([variant.get("kind", "adamw"), *settings])
 
 
-def resources(targets: list[int], count: int | None = None) -> list[dict[str, Any]]:
-    """name, target, registers, spills, shared_bytes, instructions_per_element, ... of the first ``count`` variants."""
+def resources(target: int, numbers: list[int]) -> list[dict[str, Any]]:
+    """name, target, registers, spills, shared_bytes, instructions_per_element, ... of these of VARIANTS + ADAMW."""
     import triton
 
     from tq.kernels import gpu, gpu_adamw
     from tq.lab import sm90
 
     version = [int(part) for part in triton.__version__.split(".")[:2]]
-    made = [(gpu.compiled, v) for v in VARIANTS[:count]]
-    made += [(gpu_adamw.compiled, v) for v in ADAMW if count is None]
+    made = [(gpu.compiled, v) for v in VARIANTS] + [(gpu_adamw.compiled, v) for v in ADAMW]
     return [
         dict(name=variant_name(v), triton=version, target=target) | sm90.resources(*compiled(target=target, **v))
-        for target in targets
-        for compiled, v in made
+        for compiled, v in (made[number] for number in numbers)
     ]
 
 
 def _main(task: str, *arguments: str) -> None:
     if task == "compile":
-        target, *count = map(int, arguments)
-        print(json.dumps(resources([target], *count)))
+        target, *numbers = map(int, arguments)
+        print(json.dumps(resources(target, numbers)))
         return
     warnings.simplefilter("ignore")  # NumPy's, from the interpreter's arithmetic on zeros and infinities
     for line in sys.stdin:

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
+from llvmlite.binding import get_host_cpu_features
 
 from tq import Codec
 from tq.kernels import adamw, cpu, logscale
@@ -256,6 +257,9 @@ print(sum(k.cache_hits for k in cpu._compiled_kernels), len(cpu._compiled_kernel
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="compiles for another x86")
+@pytest.mark.skipif(
+    not get_host_cpu_features().get("avx512f"), reason="has none itself: every other test here is of such a machine"
+)
 def test_machines_without_wide_permutes_give_the_same_codes():
     """An x86 of 2013 (AVX2, half the lanes, no table permutes) by Numba's own switch for the target."""
     code = DIGEST.replace("CASES", "((3, 1), (4, 1), (8, 2))")

@@ -62,6 +62,7 @@ def test_parity_on_a_gpu() -> None:
         pytest.skip("needs a GPU: none here")
     for also in gpu_variants.EXTRA.values():
         also("cuda")
+    gpu_variants.check_graph()
     problems = []
     for case in gpu_variants.CASES:
         try:

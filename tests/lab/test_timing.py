@@ -132,7 +132,7 @@ def test_a_cache_of_half_a_gigabyte_does_not_fill_the_memory(monkeypatch: pytest
     sizes = timing.peak_extra_bytes(lambda: timing.by_size("cpu", [MIB, MIB // 4], 1, most_bytes=16 * MIB))
     assert timed is not None and sizes is not None, "the system does not tell peak memory"
     assert 48 * MIB < timed < 80 * MIB  # in and out as fp32 and bf16, and codes
-    assert 64 * MIB < sizes < 96 * MIB  # in and out twice
+    assert 60 * MIB < sizes < 96 * MIB  # in and out twice, less what the process had at hand
 
 
 def test_the_cache_is_known_and_inputs_are_distinct_noise(monkeypatch: pytest.MonkeyPatch) -> None:

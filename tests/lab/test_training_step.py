@@ -43,8 +43,9 @@ def test_exact_ways_give_the_plain_losses_and_coded_ones_do_not(activations: Act
 
 
 def test_every_way_is_timed_beside_what_it_is_compared_with() -> None:
-    rows = {row.name: row for row in training_step.measure(TINY, repeats=2, progress=False)}
-    assert len(rows) == 10 and rows[BASE].ratio == (1.0, 1.0, 1.0)
+    rows = training_step.measure(TINY, repeats=2, progress=False)
+    assert list(rows) == [row.name for row in rows.values()] == list(training_step.WAYS)
+    assert rows[BASE].ratio == (1.0, 1.0, 1.0)
     assert {row.over for row in rows.values()} == {BASE, training_step.DDP}
     assert all(row.seconds.median > 0 and row.ratio.median > 0 for row in rows.values())
     assert rows["DDP, hook of 4 bits"].kept is None and rows[BASE].kept
@@ -53,8 +54,10 @@ def test_every_way_is_timed_beside_what_it_is_compared_with() -> None:
 
 
 def test_a_way_brings_its_baseline_along() -> None:
-    rows = training_step.measure(TINY, "hook", repeats=1, progress=False)
-    assert [row.name for row in rows] == [BASE, training_step.DDP, "DDP, hook of 4 bits"]
+    rows = training_step.measure(TINY, ["DDP, hook of 4 bits"], repeats=1, progress=False)
+    assert list(rows) == [BASE, training_step.DDP, "DDP, hook of 4 bits"]
+    with pytest.raises(ValueError, match="names must be among plain, .* got \\['hook'\\]"):
+        training_step.measure(TINY, ["hook"])
 
 
 def test_the_command_prints_numbers(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

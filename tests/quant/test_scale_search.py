@@ -83,7 +83,7 @@ def test_error_falls_by_what_the_documentation_says(count, gain, impl):
 def test_blocks_without_a_direction_stay_what_they_are(impl):
     x = torch.randn(6, 128)
     x[1], x[2, 5], x[3, 7] = 0.0, math.inf, math.nan
-    x[4], x[5] = x[4] * 1e38, x[5] * 1e-38
+    x[4], x[5] = x[4].clamp(-3, 3) * 1e38, x[5] * 1e-38
     codec = Codec(4, 128, "mse", search=13, nonfinite="propagate")
     y = codec.decode(codec.encode(x, impl=impl))
     assert (y[1] == 0).all() and y[2].isnan().all() and y[3].isnan().all()

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tq.economics.run_cost import SAVING_INPUTS
 from tq.systems import Bits, Cluster, Compression, Efficiency, Layout, Prediction, Transformer, predict, tables
 from tq.systems.batch_size import gain
 from tq.systems.collectives import Link, ring_s
@@ -274,11 +275,16 @@ def test_codes_of_activations_and_states_cost_codec_time_and_save_memory() -> No
     assert coded.parts["codec"] > 0 and coded.memory_gib < plain.memory_gib
 
 
-def test_the_assumed_speed_of_the_codec_lies_within_what_the_cpu_kernels_reach() -> None:
+def test_the_assumed_speed_of_the_codec_is_one_that_instructions_and_cpu_kernels_allow() -> None:
     recorded = json.loads((tables.folder() / "results/cpu/full/kernels.json").read_text())["results"]
-    rounds = ("one-round", "two-rounds")
+    lanes_per_s, bytes_per_s = 132 * 128 * 1.755e9, 3.35e12  # of an H100 SXM: NVIDIA's data sheet
+    for way, (kind, nbytes) in itertools.product(("encode", "decode"), {"float32": 4, "bfloat16": 2}.items()):
+        instructions = recorded[f"sm90/instructions/{way}-{kind}-2r-k1"]["value"]
+        at_most = lanes_per_s / instructions * (nbytes + Bits(4).bytes_per_element) / bytes_per_s
+        assert Compression().hbm_fraction < at_most, (way, kind, at_most)
+    assumed, rounds = SAVING_INPUTS["hbm_fraction"], ("one-round", "two-rounds")
     shares = [recorded[f"share/{way}/{count}"]["value"] for way in ("encode", "decode") for count in rounds]
-    assert min(shares) <= Compression().hbm_fraction <= max(shares)
+    assert assumed.mid == Compression().hbm_fraction and assumed.low <= min(shares) and max(shares) <= assumed.high
 
 
 def test_arrays_are_the_scalars_side_by_side() -> None:

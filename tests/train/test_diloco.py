@@ -103,7 +103,7 @@ def test_fragments_take_turns_and_send_what_the_whole_sends() -> None:
     assert abs(sent[-1] / whole.outer[0].bytes_sent - 1) < 0.1
     numel = sum(p.numel() for p in whole.models[0].parameters())
     blocks = -(-numel // 128)
-    assert whole.outer[0].bytes_sent == 2 * 2 * 0.5 * blocks * (64 + 4)  # two turns, two legs, half of it to the other
+    assert whole.outer[0].bytes_sent == 2 * 2 * 0.5 * blocks * (64 + 4)  # two turns and phases, half of it to the other
 
 
 def test_a_delay_meets_the_new_weights_half_way() -> None:

@@ -243,6 +243,8 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     for variant in ("momentum", "gradient-ef"):
         with pytest.raises(ValueError, match="one of exact, gradient, local"):
             made(model, "host", tmp_path, variant=variant)
+    with pytest.raises(ValueError, match="capturable=True keeps the state on the device"):
+        made(model, "host", tmp_path, variant="local", nonfinite="propagate", capturable=True)
     with pytest.raises(TypeError, match="use state_dict"):
         copy.deepcopy(made(model, "host", tmp_path))
     with pytest.raises(ValueError, match="state of another optimizer"):

@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -49,13 +49,14 @@ class Setting:
     shape: GPTConfig
     sequences: int
     autocast: torch.dtype | None = None
+    device: str = "cpu"
 
     @property
     def tokens(self) -> int:
         return self.sequences * self.shape.seq
 
     def trainer(self, corpus: Corpus, **options: Any) -> Trainer:
-        return Trainer(GPT(self.shape, 0), corpus, self.config, **options)
+        return Trainer(GPT(self.shape, 0), corpus, self.config, self.device, **options)
 
     @property
     def config(self) -> TrainConfig:
@@ -64,16 +65,22 @@ class Setting:
 
 @dataclass(frozen=True)
 class Row:
-    """A way. ratio: its time over that of ``over`` in the same turn; kept: bytes for backward, where that differs."""
+    """A way. times: seconds of each turn; ratios: those over the times of ``over`` in the same turn; kept: bytes for
+    backward, where that differs."""
 
     name: str
     over: str
-    seconds: Spread
-    ratio: Spread
+    times: list[float]
+    ratios: list[float]
     kept: int | None
 
-    def as_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self) | {"seconds": self.seconds._asdict(), "ratio": self.ratio._asdict()}
+    @property
+    def seconds(self) -> Spread:
+        return Spread(*quartiles(self.times))
+
+    @property
+    def ratio(self) -> Spread:
+        return Spread(*quartiles(self.ratios))
 
 
 @contextmanager
@@ -152,31 +159,35 @@ class Activations:
         return report.bytes_after + self.results.kept_bytes - before
 
 
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "gradients exchanged in 4 bits": {},
+    "AdamW's state in (4, 8) bits": {"variant": "exact", "state": (4, 8)},
+}
+HOOKS = {DDP: None, "DDP, hook of 4 bits": Codec()}
+WAYS = (*ACTIVATIONS, *OPTIMIZERS, *HOOKS)
+
+
 def optimizers(setting: Setting, corpus: Corpus) -> dict[str, Step]:
     """Steps with ours in the place of PyTorch's AdamW; one rank codes what it would have sent."""
-    kinds: dict[str, dict[str, Any]] = {
-        "gradients exchanged in 4 bits": {},
-        "AdamW's state in (4, 8) bits": {"variant": "exact", "state": (4, 8)},
-    }
     return {
         name: setting.trainer(corpus, optimizer=partial(TurboQuantAdamW, **options)).step
-        for name, options in kinds.items()
+        for name, options in OPTIMIZERS.items()
     }
 
 
 def hooks(setting: Setting, corpus: Corpus) -> dict[str, Step]:
     """Steps under ``DistributedDataParallel`` of one rank, whose process group must be there."""
     return {
-        name: ParallelTrainer(GPT(setting.shape, 0), corpus, setting.config, codec=codec).step
-        for name, codec in ((DDP, None), ("DDP, hook of 4 bits", Codec()))
+        name: ParallelTrainer(GPT(setting.shape, 0), corpus, setting.config, codec=codec, device=setting.device).step
+        for name, codec in HOOKS.items()
     }
 
 
 def products_per_s(setting: Setting, dtype: torch.dtype, repeats: int = 7) -> float:
     """Floating-point operations per second of the products of a feed-forward layer, the median."""
     shape = setting.shape
-    x = torch.randn(setting.tokens, shape.hidden, dtype=dtype)
-    w = torch.randn(shape.hidden, shape.ffn_width, dtype=dtype)
+    x = torch.randn(setting.tokens, shape.hidden, dtype=dtype, device=setting.device)
+    w = torch.randn(shape.hidden, shape.ffn_width, dtype=dtype, device=setting.device)
     seconds = time_calls({"product": lambda: torch.mm(x, w)}, repeats, warmup=2, inner=4)["product"]
     return 2 * x.numel() * shape.ffn_width / quartiles(seconds)[1]
 
@@ -187,22 +198,22 @@ def fitting_autocast(setting: Setting) -> torch.dtype | None:
     return torch.bfloat16 if fast > FASTER * plain else None
 
 
-def measure(setting: Setting, wanted: str = "", repeats: int = 7, progress: bool = True) -> list[Row]:
-    """Times the ways whose name holds the text ``wanted``, and what they are compared with.
-
-    Makes a process group of one rank where there is none.
-    """
+def measure(setting: Setting, names: Collection[str] = WAYS, repeats: int = 7, progress: bool = True) -> dict[str, Row]:
+    """Times some of ``WAYS``, and what they are compared with. Makes a process group of one rank if there is none."""
+    if unknown := set(names) - set(WAYS):
+        raise ValueError(f"names must be among {', '.join(WAYS)}, got {sorted(unknown)}")
     corpus = load("stdlib", max_bytes=2_000_000)
     activations = Activations(setting.trainer(corpus))
+    chosen = {BASE, *names} | ({DDP} if set(HOOKS) & set(names) else set())
     alone = not dist.is_initialized()
     if alone:
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        backend = "nccl" if setting.device == "cuda" else "gloo"
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     try:
-        all_ways = activations.ways | optimizers(setting, corpus) | hooks(setting, corpus)
-        chosen = {name for name in all_ways if wanted in name} | {BASE}
-        chosen |= {DDP for name in chosen if name.startswith("DDP")}
-        calls = {name: call for name, call in all_ways.items() if name in chosen}
-        del all_ways
+        calls = dict(activations.ways)
+        for kind, made in ((OPTIMIZERS, optimizers), (HOOKS, hooks)):
+            calls |= made(setting, corpus) if chosen & set(kind) else {}
+        calls = {name: call for name, call in calls.items() if name in chosen}
         samples: dict[str, list[float]] = {name: [] for name in calls}
         for turn in tqdm(range(repeats + 1), unit="turn", disable=not progress, dynamic_ncols=True):
             for name, seconds in time_calls(calls, 1, warmup=0).items():
@@ -210,17 +221,17 @@ def measure(setting: Setting, wanted: str = "", repeats: int = 7, progress: bool
     finally:
         if alone:
             dist.destroy_process_group()
-    return [_row(name, samples, activations) for name in calls]
+    return {name: _row(name, samples, activations) for name in calls}
 
 
 def _row(name: str, samples: Mapping[str, list[float]], activations: Activations) -> Row:
     over = DDP if name.startswith("DDP") else BASE
     ratios = [a / b for a, b in zip(samples[name], samples[over], strict=True)]
     kept = activations.kept(name) if name in activations.ways else None
-    return Row(name, over, Spread(*quartiles(samples[name])), Spread(*quartiles(ratios)), kept)
+    return Row(name, over, samples[name], ratios, kept)
 
 
-def table(rows: list[Row], setting: Setting, peak: float) -> str:
+def table(rows: Collection[Row], setting: Setting, peak: float) -> str:
     """The rows as text, below what they were measured on."""
     shape = setting.shape
     plain = next(row for row in rows if row.name == BASE)
@@ -246,6 +257,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--preset", choices=list(SHAPES), default="25m", help="shape of the model (25m)")
     parser.add_argument("--vocab", type=int, help="tokens that it knows, 256 or more (the preset's)")
     parser.add_argument("--sequences", type=int, help="per step (as many as make 1,024 tokens)")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="(cpu)")
     parser.add_argument("--precision", choices=["auto", "fp32", "bf16"], default="auto", help="auto: the faster here")
     parser.add_argument("--ways", default="", help="only those whose name holds this text (all)")
     parser.add_argument("--repeats", type=int, default=7, help="turns that count (7)")
@@ -258,14 +270,15 @@ def main(arguments: list[str] | None = None) -> None:
         shape = dataclasses.replace(shape, vocab=given.vocab)
     if given.repeats < 1 or (given.sequences is not None and given.sequences < 1):
         parser.error(f"--repeats and --sequences must be positive, got {given.repeats} and {given.sequences}")
-    setting = Setting(shape, given.sequences or max(1, 1024 // shape.seq))
+    setting = Setting(shape, given.sequences or max(1, 1024 // shape.seq), device=given.device)
     auto = given.precision == "auto"
     autocast = fitting_autocast(setting) if auto else {"fp32": None, "bf16": torch.bfloat16}[given.precision]
     setting = dataclasses.replace(setting, autocast=autocast)
     peak = products_per_s(setting, autocast or torch.float32)
-    rows = measure(setting, given.ways, given.repeats, progress=not given.json)
+    names = [name for name in WAYS if given.ways in name]
+    rows = list(measure(setting, names, given.repeats, progress=not given.json).values())
     if given.json:
-        print(json.dumps({"products_per_s": peak, "rows": [row.as_dict() for row in rows]}, indent=1))
+        print(json.dumps({"products_per_s": peak, "rows": [dataclasses.asdict(row) for row in rows]}, indent=1))
     else:
         print(table(rows, setting, peak))
 

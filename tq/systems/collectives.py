@@ -101,7 +101,7 @@ def two_phase_s(
     numbers: float, ranks: int, link: Link, bits: float, coder: Coder = Coder(), piece: float = PIPELINE_ELEMENTS, *,
     host: Host = Host(),
 ) -> float:  # fmt: skip
-    """The compressed all-reduce, in pieces of so many numbers; a rank starts n - 1 messages in each leg."""
+    """The compressed all-reduce, in pieces of so many numbers; a rank starts n - 1 messages in each phase."""
     share = 1 / ranks
     coded = numbers * (1 / coder.encode + 1 / coder.accumulate + share / coder.encode + 1 / coder.decode)
     wire = wire_s(two_phase_bytes(numbers, ranks, bits), link, host)

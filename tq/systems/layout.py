@@ -121,8 +121,8 @@ class Compression:
     pass keeps for the backward one. states: both moments of the optimizer. feedback: an fp32 residual a parameter.
 
     hbm_fraction: speed of the codec, as a share of the memory bandwidth over the bytes that it reads and writes. It is
-    not measured on GPUs: .5 is an assumption, within what the CPU kernels reach of their copy bandwidth (chapter
-    `kernels`, two rounds). It may be an array of samples.
+    not measured on GPUs: .5 is an assumption, within what the instructions of the compiled kernels allow an H100
+    (chapter `kernels`; on CPUs they reach a quarter to a half, by machine). It may be an array of samples.
     elements_per_s: a measured speed (encode and decode alike) in its place."""
 
     gradients: Bits | None = None

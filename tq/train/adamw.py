@@ -94,9 +94,9 @@ def adamw_update(
 
 
 def subtract_codec_noise(v: Tensor, codecs: Codecs) -> Tensor:
-    """v less what the noise of both legs adds to squares, from the mean of v in each block; at least a tenth stays.
+    """v less what the noise of both phases adds to squares, from the mean of v in each block; at least a tenth stays.
 
-    An unbiased code of relative error d adds d times the mean square of its block. The first leg codes single
+    An unbiased code of relative error d adds d times the mean square of its block. The first phase codes single
     ranks' gradients, whose noise is averaged; where those are mostly noise of the data, the sum over ranks is again d
     times the mean square of the mean gradient.
     """

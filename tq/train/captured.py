@@ -2,93 +2,114 @@
 
 The host never asks the device for anything: how many steps were done, whether one is left out because a gradient
 overflowed, how much gradients are clipped by, all that stays there until somebody looks at the optimizer's state.
-Gradients must stay where they are between replays, or be made inside the graph.
+
+A graph keeps what it was captured with: which parameters have gradients and where these lie, and every hyperparameter
+that is a number (a learning rate that is a tensor on the device is read anew at each replay). At least one step must
+have been done before, in which kernels are compiled.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from tq.train import fused
+from tq.train.adamw import check_dense
 from tq.train.shards import gradient_norm, local, local_gradient
-from tq.train.state import Run
 
 if TYPE_CHECKING:
     from tq.train.optim import TurboQuantAdamW
 
 
 class Counter:
-    """Steps that the device has done and the host not yet counted, and of which parameters."""
+    """How many steps were done, as the device counts them: int64 tensors that stay where they are.
 
-    def __init__(self, device: torch.device) -> None:
+    steps: [1], of the optimizer; buckets: [S + 1] each, of its S parameters and of itself.
+    """
+
+    def __init__(self, optimizer: TurboQuantAdamW, device: torch.device) -> None:
+        self.device = device
         self.steps = torch.zeros(1, dtype=torch.int64, device=device)
-        self.moving: list[list[bool]] = []  # by bucket and parameter
-        self.before: list[Tensor] = []  # steps of each parameter, and of the bucket, that the host has counted
+        self.buckets: list[Tensor] = []
+        self._moves: dict[tuple[bool, ...], Tensor] = {}
+        self.set(optimizer)
 
-    def taken(self) -> int:
-        """The number of steps, which is then zero: waits for the device."""
-        taken = int(self.steps.item())
-        self.steps.zero_()
-        return taken
+    def set(self, optimizer: TurboQuantAdamW) -> None:
+        """The device counts on from where the host is."""
+        self.steps.fill_(optimizer._steps_done)
+        for number, run in enumerate(optimizer._buckets()):
+            counted = torch.tensor([*run.store.steps, run.store.done], dtype=torch.int64)
+            if number < len(self.buckets):
+                self.buckets[number].copy_(counted)
+            else:
+                self.buckets.append(counted.to(self.device))
+
+    def moves(self, has_gradient: tuple[bool, ...]) -> Tensor:
+        """int64 [S + 1]: what a step adds to a bucket's counts; kept for good, as graphs may read it."""
+        if has_gradient not in self._moves:
+            self._moves[has_gradient] = torch.tensor([*has_gradient, True], dtype=torch.int64).to(self.device)
+        return self._moves[has_gradient]
+
+
+class _Shared(NamedTuple):
+    """fp32 scalars of a step on the device: what gradients are divided by and then multiplied by; not 0: no step."""
+
+    divisor: Tensor
+    factor: Tensor
+    left_out: Tensor
 
 
 def step(optimizer: TurboQuantAdamW) -> None:
     """One step of an optimizer with ``capturable=True``. RuntimeError where the parameters are not on a GPU."""
     runs = list(optimizer._buckets())
     parameters = [p for run in runs for p in run.parameters]
+    check_dense(parameters)
     gradients = [[local_gradient(p) for p in run.parameters] for run in runs]
     found = [fused.kernels("triton", run.parameters, given) for run, given in zip(runs, gradients, strict=True)]
     device = local(parameters[0]).device
-    counter = _counter(optimizer, runs, device)
-    scalars = _scalars(optimizer, parameters, device)
+    if optimizer._counter is None:
+        optimizer._counter = Counter(optimizer, device)
+    counter, shared = optimizer._counter, _shared(optimizer, parameters, device)
+    counts = (shared.left_out == 0).to(torch.int64)
     for number, (run, module, given) in enumerate(zip(runs, found, gradients, strict=True)):
         assert module is not None
-        before = counter.before[number] + counter.steps
+        done = counter.buckets[number]
+        factor = -shared.factor if run.group.get("maximize") else shared.factor
         fused.step_on_device(
-            module, run.store, run.parameters, given, constants=_constants(run.group, before[:-1] + 1),
-            done=before[-1:], scalars=scalars, seed=optimizer._weights_seed(number),
+            module, run.store, run.parameters, given, constants=_constants(run.group, done[:-1] + 1), done=done[-1:],
+            scalars=torch.stack([shared.divisor, factor, shared.left_out]), seed=optimizer._weights_seed(number),
         )  # fmt: skip
-    counter.steps += (scalars[2] == 0).to(torch.int64)
-
-
-def _counter(optimizer: TurboQuantAdamW, runs: list[Run], device: torch.device) -> Counter:
-    """The optimizer's, made anew where other parameters have gradients than before."""
-    moving = [[p.grad is not None for p in run.parameters] for run in runs]
-    counter = optimizer._counter
-    if counter is None or counter.moving != moving:
-        settle(optimizer)
-        counter = optimizer._counter = Counter(device)
-        counter.moving = moving
-        counter.before = [torch.tensor([*run.store.steps, run.store.done]).to(device) for run in runs]
-    return counter
+        done += counts * counter.moves(tuple(g is not None for g in given))
+    counter.steps += counts
 
 
 def settle(optimizer: TurboQuantAdamW) -> None:
-    """The host counts what the device has done since it last did; waits for it."""
-    counter, optimizer._counter = optimizer._counter, None
-    if counter is None or not (taken := counter.taken()):
+    """The host counts what the device has done; waits for it."""
+    counter = optimizer._counter
+    if counter is None:
         return
-    optimizer.steps_done += taken
-    for run, moving in zip(optimizer._buckets(), counter.moving, strict=True):
-        run.store.done += taken
-        run.store.steps = [n + taken * moves for n, moves in zip(run.store.steps, moving, strict=True)]
+    steps_done, *counted = torch.cat([counter.steps, *counter.buckets]).tolist()
+    optimizer._steps_done = steps_done
+    for run in optimizer._buckets():
+        size = len(run.store.steps)
+        run.store.steps, run.store.done = counted[:size], counted[size]
+        del counted[: size + 1]
 
 
-def _scalars(optimizer: TurboQuantAdamW, parameters: list[Tensor], device: torch.device) -> Tensor:
-    """fp32 [3]: what gradients are divided by, what they are then multiplied by, and whether nothing is to be done."""
+def _shared(optimizer: TurboQuantAdamW, parameters: list[Tensor], device: torch.device) -> _Shared:
     scale, overflow = getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
-    one, zero = torch.ones((), device=device), torch.zeros((), device=device)
-    divisor = one if scale is None else scale.to(device).reshape(())
+    one, left_out = torch.ones((), dtype=torch.float32, device=device), torch.zeros((), device=device) != 0
+    divisor = one if scale is None else scale.to(device).reshape(()).float()
+    if overflow is not None:
+        left_out = left_out | (overflow.to(device).reshape(()) != 0)
     factor = one
     if optimizer.max_norm is not None:
         norm = gradient_norm(parameters) / divisor
-        factor = (optimizer.max_norm / (norm + 1e-6)).clamp(max=1.0).to(torch.float32)
-    if optimizer.param_groups[0].get("maximize"):
-        factor = -factor
-    return torch.stack([divisor.float(), factor, zero if overflow is None else overflow.to(device).float().reshape(())])
+        factor = (optimizer.max_norm / (norm + 1e-6)).clamp(max=1.0).float()
+        left_out = left_out | ~norm.isfinite()  # nothing could be clipped to; the host may not raise here
+    return _Shared(divisor, factor, left_out.float())
 
 
 def _constants(group: dict[str, Any], done: Tensor) -> Tensor:

@@ -382,10 +382,13 @@ def mean_in_process(asked: Sequence[Mean]) -> list[Averaged]:
         if end > first:
             parts = [_part(code, numel, first, end) for code, _ in coded]
             code = second.empty(parts[0].shape, torch.float32, request.x.device)
-            residual = encode_mean(parts, code, residual)
-            mean, start = second.decode(code), first * second.block
+            start, stop = first * second.block, min(end * second.block, numel)
+            mean = request.x[start:stop]  # was coded, and takes the mean: the sum may lie there before
+            residual = encode_mean(parts, code, residual, total=mean)
+            second.decode(code, out=mean)
             for receiver in asked:
-                receiver.x[start : start + mean.numel()] = mean
+                if receiver is not request:
+                    receiver.x[start:stop] = mean
         answers.append(Averaged(request.x, None if lost is None or residual is None else (lost, residual)))
     return answers
 

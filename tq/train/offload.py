@@ -340,6 +340,8 @@ class OffloadedAdamW(TurboQuantAdamW):
         folder = None if place == "host" else Path(place)
         if folder is not None and not folder.is_dir():
             raise ValueError(f"place must be 'host' or a folder that exists, got {os.fspath(place)!r}")
+        if options.get("capturable"):
+            raise ValueError("capturable=True keeps the state on the device; it does not go with OffloadedAdamW")
         super().__init__(params, *args, **options)
         if self.scheme not in [SCHEMES[name] for name in VARIANTS]:
             raise ValueError(

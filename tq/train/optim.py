@@ -35,7 +35,7 @@ from tq.train.collectives import Averaged, Codecs, Mean, mean_in_process, over_g
 from tq.train.options import check, check_capturable
 from tq.train.schemes import SCHEMES, Bucket, Exchanged, Scheme, adam, side_by_side
 from tq.train.shards import gradient_norm, local, local_gradient, rank_and_size, sharded_like
-from tq.train.state import MOMENTS, Run, Store
+from tq.train.state import MOMENTS, Run, Store, lent_once
 
 VARIANT = "gradient"  # shipped default
 
@@ -48,7 +48,7 @@ class TurboQuantAdamW(Optimizer):
 
     Arguments:
         params, lr, betas, eps, weight_decay: as AdamW's.
-        codec: of what is sent, or a pair for the two legs of an all-reduce. None: 4 bits, blocks of 128, unbiased (for
+        codec: of what is sent, or a pair for the phases of an all-reduce. None: 4 bits, blocks of 128, unbiased (for
             schemes with error feedback the scale becomes least squares). NaN and infinity pass through it.
         variant: a name in ``SCHEMES`` or a ``Scheme``. None: "gradient"; DTensor parameters go with "local" only.
         state: bits of (m, v) between steps: m 2-8, v 2, 4 or 8; None keeps fp32. (4, 8) takes 1.55 bytes a parameter.
@@ -67,7 +67,8 @@ class TurboQuantAdamW(Optimizer):
             in one pass on a GPU).
         capturable: nothing waits on the host, so that a CUDA graph can hold the step; parameters on a GPU. Goes with
             "local", or "exact" on one rank, and nonfinite="propagate"; a GradScaler's skipped steps are skipped there.
-            ``lr`` may then be a tensor. What is looked at of the state is a copy, up to date when it is looked at.
+            With ``max_norm``, one whose norm is not finite is left out, as nobody can raise. ``lr`` may be a tensor.
+            What is looked at of the state is a copy, up to date when it is looked at (``tq.train.captured``).
         bucket_elements: parameters of a group go through in runs of about so many numbers. With "local", or "exact" on
             one rank, no more than one run is ever held in fp32 beside the state; else all gradients are.
 
@@ -135,7 +136,7 @@ class TurboQuantAdamW(Optimizer):
         self.capturable = capturable
         self._counter: captured.Counter | None = None  # of steps that only the device has counted
         self.simulated: tuple[int, int] | None = None  # (rank, ranks) among workers of one process
-        self.steps_done, self.bytes_sent = 0, 0.0
+        self._steps_done, self.bytes_sent = 0, 0.0
         self._stores: list[list[tuple[list[Tensor], Store]]] = []
         given = {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay, "maximize": maximize}
         super().__init__(params, given)
@@ -145,8 +146,7 @@ class TurboQuantAdamW(Optimizer):
         """As in torch; parameters must be dense floating-point tensors on the device of the others."""
         if self.scheme.needs_warmup and self.steps_done >= self.warmup:
             raise ValueError(f"variant={self.variant!r} has no v for parameters that come after its warm-up")
-        if self._stores:
-            captured.settle(self)
+        captured.settle(self)
         super().add_param_group(param_group)
         parameters = self.param_groups[-1]["params"]
         device = next((p.device for group in self.param_groups for p in group["params"]), None)
@@ -175,6 +175,8 @@ class TurboQuantAdamW(Optimizer):
             size += numel
         runs += [run] if run else []
         self._stores.append([(run, Store([local(p).shape for p in run], self.state_bits)) for run in runs])
+        if self._counter is not None:
+            self._counter.set(self)
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies and pickles; torch's own leaves out what subclasses have."""
@@ -187,6 +189,12 @@ class TurboQuantAdamW(Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._number = compiled.register(self)
+
+    @property
+    def steps_done(self) -> int:
+        """Steps that changed something; with ``capturable`` it waits for the device, which counts them."""
+        captured.settle(self)
+        return self._steps_done
 
     @property
     def rank_and_size(self) -> tuple[int, int]:
@@ -203,9 +211,9 @@ class TurboQuantAdamW(Optimizer):
         """torch sets an empty one: what there is lies in the buckets."""
 
     def _by_parameter(self) -> dict[Tensor, dict[str, Any]]:
-        captured.settle(self)
-        buckets = ((parameters, store) for _, parameters, store in self._buckets())
-        return dict(checkpoint.by_parameter(buckets, self._own_key, self.steps_done, self.bytes_sent))
+        buckets = [(parameters, store) for _, parameters, store in self._buckets()]
+        with lent_once([store for _, store in buckets]):
+            return dict(checkpoint.by_parameter(buckets, self._own_key, self.steps_done, self.bytes_sent))
 
     @property
     def _own_key(self) -> str | None:
@@ -256,7 +264,7 @@ class TurboQuantAdamW(Optimizer):
 
     def _step(self) -> Step:
         """The step, which asks for means on its way: for those of all buckets together."""
-        scheme = SCHEMES["exact"] if self.steps_done < self.warmup else self.scheme
+        scheme = SCHEMES["exact"] if self._steps_done < self.warmup else self.scheme
         if self.impl in ("cpu", "triton"):  # what they do not cover raises before anything moves
             for run in self._buckets():
                 self._kernels(scheme, run, [p.grad for p in run.parameters])
@@ -277,7 +285,7 @@ class TurboQuantAdamW(Optimizer):
             with self._state_at_hand(number, run.store):
                 self._update(scheme, run, bucket, found.pop(0))
             bucket.gradient = bucket.gradient.new_empty(0)
-        self.steps_done += 1
+        self._steps_done += 1
 
     def _local_step(self, scheme: Scheme) -> None:
         """A step without exchange: bucket by bucket, so that no more than one is held."""
@@ -297,7 +305,7 @@ class TurboQuantAdamW(Optimizer):
             with self._state_at_hand(number, run.store):
                 if (kernels := self._kernels(scheme, run, gradients)) is not None:
                     fused.step(
-                        kernels, run.store, run.parameters, gradients, run.group, seed=self._seed(number),
+                        kernels, run.store, run.parameters, gradients, run.group, seed=self._seed(number, run.store),
                         divisor=1.0 if scaled is None else float(scaled), factor=factor,
                         negated=bool(run.group.get("maximize")),
                     )  # fmt: skip
@@ -306,7 +314,7 @@ class TurboQuantAdamW(Optimizer):
                 if factor < 1.0:
                     bucket.gradient.mul_(factor)
                 self._update(scheme, run, bucket, Exchanged(bucket.gradient, {}))
-        self.steps_done += 1
+        self._steps_done += 1
 
     @contextmanager
     def _state_at_hand(self, number: int, store: Store) -> Iterator[None]:
@@ -320,10 +328,10 @@ class TurboQuantAdamW(Optimizer):
             raise RuntimeError(f"impl={self.impl!r} covers Adam's moments without correct_v, got {self.variant!r}")
         return fused.kernels(self.impl, run.parameters, gradients) if fits else None
 
-    def _seed(self, number: int) -> int | None:
-        """Of the rounding of a bucket's weights in this step, alike on all ranks."""
+    def _seed(self, number: int, store: Store) -> int | None:
+        """Of the rounding of a bucket's weights in its next step, alike on all ranks."""
         seed = self._weights_seed(number)
-        return None if seed is None else step_seed(seed, self.steps_done)
+        return None if seed is None else step_seed(seed, store.done)
 
     def _weights_seed(self, number: int) -> int | None:
         """Which the seeds of all steps are under."""
@@ -344,12 +352,12 @@ class TurboQuantAdamW(Optimizer):
             None if i in unused else x for i, x in enumerate(found.gradient.split(store.sizes))
         ]
         if (kernels := self._kernels(scheme, run, pieces)) is not None:
-            fused.step(kernels, store, parameters, pieces, group, seed=self._seed(number))
+            fused.step(kernels, store, parameters, pieces, group, seed=self._seed(number, store))
             store.tensors |= found.renewed
             return
         noisy = self.codecs if self.correct_v and scheme is self.scheme else None
         unfused.step(
-            scheme, bucket, found, store, parameters, group, unused=unused, noisy=noisy, seed=self._seed(number)
+            scheme, bucket, found, store, parameters, group, unused=unused, noisy=noisy, seed=self._seed(number, store)
         )
 
     def _settings(self) -> dict[str, Any]:
@@ -369,10 +377,11 @@ class TurboQuantAdamW(Optimizer):
         "state" and "param_groups" are as AdamW's, for ``torch.distributed.checkpoint``; the whole form is added unless
         parameters are sharded. The tensors are those of the optimizer, in either form the same ones.
         """
-        found: dict[str, Any] = super().state_dict()
-        if not any(isinstance(p, DTensor) for group in self.param_groups for p in group["params"]):
-            stores = [store for _, _, store in self._buckets()]
-            found[checkpoint.NOTE] = checkpoint.whole(stores, self._settings(), self.steps_done, self.bytes_sent)
+        stores = [store for _, _, store in self._buckets()]
+        with lent_once(stores):
+            found: dict[str, Any] = super().state_dict()
+            if not any(isinstance(p, DTensor) for group in self.param_groups for p in group["params"]):
+                found[checkpoint.NOTE] = checkpoint.whole(stores, self._settings(), self.steps_done, self.bytes_sent)
         return found
 
     @torch.no_grad()
@@ -391,9 +400,11 @@ class TurboQuantAdamW(Optimizer):
             groups = [len(group["params"]) for group in self.param_groups]
             loaded = checkpoint.read_by_parameter(state_dict, groups, buckets, device, self._own_key)
         super().load_state_dict({"state": {}, "param_groups": loaded.param_groups})
-        self.steps_done, self.bytes_sent = loaded.steps_done, loaded.bytes_sent
+        self._steps_done, self.bytes_sent = loaded.steps_done, loaded.bytes_sent
         for (_, _, store), new in zip(self._buckets(), loaded.stores, strict=True):
             store.take(new.done, new.steps, new.tensors)
+        if self._counter is not None:
+            self._counter.set(self)
 
     def _load_device(self) -> torch.device:
         """Where a state goes that is loaded."""

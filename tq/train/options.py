@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-IMPLS = ("auto", "reference", "cpu", "triton")
+from tq.quant.dispatch import IMPLS
+
 _Rule = tuple[Callable[[Any], bool], str]  # whether a value is accepted, and which are
 
 

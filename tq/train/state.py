@@ -5,7 +5,8 @@ Numbers of a bucket lie in one flat vector, its parameters (or this rank's shard
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +26,7 @@ class Store:
     """
 
     lent = fixed = False
+    copies: dict[str, Tensor] | None = None  # what is lent of a fixed store while ``lent_once`` lasts
 
     def __init__(self, shapes: list[torch.Size], bits: tuple[int, int] | None) -> None:
         self.shapes, self.done, self.steps = shapes, 0, [0] * len(shapes)
@@ -61,6 +63,8 @@ class Store:
     def fix(self, device: torch.device) -> None:
         """Lets the tensors stay where they are from now on, whose numbers are zero before the first step."""
         if not self.fixed:
+            if self.lent:
+                self.tensors = {name: x.clone() for name, x in self.tensors.items()}
             self.lent, self.fixed = False, True
             if not self.tensors:
                 new = dict.fromkeys(MOMENTS) if self.codecs is None else self.codecs.empty(self.numel, device)
@@ -84,6 +88,8 @@ class Store:
 
     def lend(self) -> dict[str, Tensor]:
         """The tensors, for somebody who keeps them."""
+        if self.copies is not None:
+            return self.copies
         if self.fixed:
             return {name: x.clone() for name, x in self.tensors.items()}
         self.lent = True
@@ -123,6 +129,19 @@ class Store:
     @property
     def nbytes(self) -> int:
         return sum(t.nbytes for t in self.tensors.values())
+
+
+@contextmanager
+def lent_once(stores: Sequence[Store]) -> Iterator[None]:
+    """Meanwhile everybody is lent the same tensors, so that a store which lends copies makes one of each."""
+    before = [store.copies for store in stores]
+    for store in stores:
+        store.copies = store.lend()
+    try:
+        yield
+    finally:
+        for store, copies in zip(stores, before, strict=True):
+            store.copies = copies
 
 
 class Run(NamedTuple):

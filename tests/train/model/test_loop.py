@@ -288,7 +288,8 @@ def test_an_overflowing_float16_gradient_is_skipped_and_the_scale_halved(corpus:
     run.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**22)
     before = [p.clone() for p in run.model.parameters()]
     run.step()
-    assert run.skipped == 1 and run.scaler.get_scale() == 2.0**21 and not run.optimizer.state
+    assert run.skipped == 1 and run.scaler.get_scale() == 2.0**21
+    assert all(entry["step"] == 0 for entry in run.optimizer.state.values())  # AdamW in one launch has made them
     assert all(torch.equal(a, b) for a, b in zip(before, run.model.parameters(), strict=True))
     run.train(progress=False)
     assert 1 <= run.skipped < run.steps_done == 12 and run.losses[-1] < run.losses[0]

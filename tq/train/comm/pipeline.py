@@ -46,14 +46,19 @@ def encode_residual(codec: Codec, x: Tensor, out: Code, residual: Tensor | None)
 
 
 def encode_mean(
-    parts: Sequence[Code], out: Code, residual: Tensor | None = None, look: bool | None = None
+    parts: Sequence[Code],
+    out: Code,
+    residual: Tensor | None = None,
+    look: bool | None = None,
+    total: Tensor | None = None,
 ) -> Tensor | None:
     """Encodes the mean of the ranks' codes of a chunk, summed in fp32 in their order; returns as ``encode_residual``.
 
     A block that is not finite says in its payload, which has no other use then, whose part it was: rank + 1.
-    look: whether to see first if there is such a block; None: not on a GPU, which would wait.
+    look: whether to see first if there is such a block; None: not on a GPU, which would wait. total: fp32 memory to sum
+    in; None: new.
     """
-    total = parts[0].codec.decode(parts[0])
+    total = parts[0].codec.decode(parts[0], out=total)
     for part in parts[1:]:
         part.codec.decode(part, out=total, accumulate=True)
     if residual is None:
@@ -126,7 +131,9 @@ class _Piece:
                 for codec, message in zip(self.firsts, received, strict=True)
             ]
             out = view_code(self.second, mine, self.room, numel, torch.float32)
-            self.residuals = self.residuals[0], encode_mean(parts, out, self.residuals[1])
+            own = self.x.split(self.lengths)[self.rank]  # was sent and will be overwritten: the sum may lie there
+            total = own if own.dtype == torch.float32 else None
+            self.residuals = self.residuals[0], encode_mean(parts, out, self.residuals[1], total=total)
 
         self.attempt.make(encode if numel else lambda: None, mine)
         with guarded(self.attempt.channel):

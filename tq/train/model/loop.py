@@ -132,7 +132,7 @@ class Trainer:
         corpus: its vocabulary must fit the model's.
         config: the run.
         device: "cpu", "cuda", ...
-        optimizer: makes the optimizer from parameter groups; None means ``torch.optim.AdamW``. The schedule sets the
+        optimizer: makes the optimizer from parameter groups; None means PyTorch's fused AdamW. The schedule sets the
             groups' "lr" before every step.
 
     ``losses`` holds the training loss of every finished step, in nats per token; ``skipped`` counts the steps whose
@@ -156,7 +156,9 @@ class Trainer:
         self.model, self.corpus, self.config = model.to(self.device), corpus, config
         groups = parameter_groups(model, config.weight_decay)
         if optimizer is None:
-            self.optimizer: Optimizer = torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps)
+            self.optimizer: Optimizer = torch.optim.AdamW(
+                groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True
+            )
         else:
             self.optimizer = optimizer(groups)
         self.forward: Callable[..., Any] = torch.compile(self.model) if config.compile else self.model

@@ -19,7 +19,7 @@ def scaling(claim: Claim, results: Results) -> Finding:
     verdict = REPRODUCED if all(holds) else PARTLY if any(holds) else NOT_REPRODUCED
     text = (
         f"counted at the interfaces, the published all-gather sends {published[2]:.1f} times fewer bytes than fp32 "
-        f"with 2 ranks and {published[8]:.1f} times with 8; two legs {ours[2]:.1f} and {ours[8]:.1f} times"
+        f"with 2 ranks and {published[8]:.1f} times with 8; two phases {ours[2]:.1f} and {ours[8]:.1f} times"
     )
     return Finding(verdict, text, "An all-gather whose bytes a rank do not grow with the ranks.", "high")
 

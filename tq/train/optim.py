@@ -32,7 +32,7 @@ from tq.quant.rotation import derive_seed, step_seed
 from tq.train import captured, checkpoint, compiled, fused, unfused
 from tq.train.adamw import check_dense, clip_, flat_gradients, what_is_not_finite
 from tq.train.collectives import Averaged, Codecs, Mean, mean_in_process, over_group
-from tq.train.options import check, check_capturable
+from tq.train.options import check, check_capturable, check_parameter
 from tq.train.schemes import SCHEMES, Bucket, Exchanged, Scheme, adam, side_by_side
 from tq.train.shards import gradient_norm, local, local_gradient, rank_and_size, sharded_like
 from tq.train.state import MOMENTS, Run, Store, lent_once
@@ -150,19 +150,12 @@ class TurboQuantAdamW(Optimizer):
         super().add_param_group(param_group)
         parameters = self.param_groups[-1]["params"]
         device = next((p.device for group in self.param_groups for p in group["params"]), None)
-        for parameter in parameters:
-            if not parameter.is_floating_point():
-                self.param_groups.pop()
-                raise TypeError(f"params must be floating-point tensors, got {parameter.dtype}")
-            if parameter.device != device:
-                self.param_groups.pop()
-                raise ValueError(f"params must lie on one device, got {device} and {parameter.device}")
-            if isinstance(parameter, DTensor) and self.scheme.exchange is not None:
-                self.param_groups.pop()
-                raise ValueError(
-                    "variant must be 'local' with sharded parameters (DTensors), whose gradients are averaged already; "
-                    f"got {self.variant!r}"
-                )
+        try:
+            for parameter in parameters:
+                check_parameter(parameter, device, None if self.scheme.exchange is None else self.variant)
+        except (TypeError, ValueError):
+            self.param_groups.pop()
+            raise
         runs: list[list[Tensor]] = []
         run: list[Tensor] = []
         size = 0

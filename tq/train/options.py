@@ -6,6 +6,10 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
 from tq.quant.dispatch import IMPLS
 
 _Rule = tuple[Callable[[Any], bool], str]  # whether a value is accepted, and which are
@@ -47,6 +51,22 @@ def check(**given: Any) -> None:
 def check_capturable(**given: Any) -> None:
     """ValueError for the first argument that capturable=True does not go with."""
     _hold(given, _CAPTURABLE, " with capturable=True")
+
+
+def check_parameter(parameter: Tensor, device: torch.device | None, exchanging: str | None) -> None:
+    """TypeError or ValueError for a tensor that the optimizer does not train.
+
+    device: of all its parameters; exchanging: name of a variant that exchanges something, None where none does.
+    """
+    if not parameter.is_floating_point():
+        raise TypeError(f"params must be floating-point tensors, got {parameter.dtype}")
+    if parameter.device != device:
+        raise ValueError(f"params must lie on one device, got {device} and {parameter.device}")
+    if isinstance(parameter, DTensor) and exchanging is not None:
+        raise ValueError(
+            "variant must be 'local' with sharded parameters (DTensors), whose gradients are averaged already; "
+            f"got {exchanging!r}"
+        )
 
 
 def _hold(given: dict[str, Any], rules: dict[str, _Rule], when: str) -> None:

@@ -21,7 +21,7 @@ RESULTS: dict[str, s.Values] = {
         "checkpoint/blocks-reduction": 0.91,
         "checkpoint/blocks-factor": 9.0,
         "checkpoint/peak-at-16-times-the-depth": 7.0,
-        "time/bare-checkpoint": 1.40,
+        "step/checkpoint-of-every-block": 1.40,
         "attention/doubling/math": 3.8,
         "attention/doubling/fused": 2.0,
         "attention/fused-saves/512": 4.7,
@@ -43,12 +43,13 @@ TURNS: list[s.Turn] = [
     ("S1-010", {"checkpoint/blocks-reduction": 0.7}, F),
     ("S1-010", {"checkpoint/blocks-reduction": 0.3}, N),
     *(
-        (name, {"time/bare-checkpoint": time}, wanted)
+        (name, {"step/checkpoint-of-every-block": time}, wanted)
         for name, near in (("S1-011", 1.27), ("S3-027", 1.27), ("S4-058", 1.34))
         for time, wanted in ((near, F), (1.44, P), (1.9, N))
     ),
     ("S3-049", {}, P),
-    ("S3-049", {"checkpoint/blocks-factor": 11.0, "time/bare-checkpoint": 1.33}, F),
+    ("S3-049", {"checkpoint/blocks-factor": 20.0, "step/checkpoint-of-every-block": 1.33}, F),
+    ("S3-049", {"checkpoint/blocks-factor": 20.0, "step/checkpoint-of-every-block": 1.11}, P),
     ("S3-049", {"checkpoint/blocks-factor": 3.0}, N),
     ("S4-059", {}, P),
     ("S4-059", {"checkpoint/peak-at-16-times-the-depth": 3.8}, F),

@@ -3,9 +3,10 @@
     python -m tq.lab.training_step                                  25 million parameters, 1,024 tokens per step
     python -m tq.lab.training_step --preset gpt2-124m --vocab 4096 --ways plain
 
-The ways take turns in one process, so ratios hold for this machine on this day, with their quartiles. A step is the
-whole of it: batch, forward, backward, norm and clipping of the gradient, optimizer. What is not compared: losses, and
-links between machines (the hook of one rank codes and decodes both phases and sends nobody anything).
+The ways take turns in one process, in another order each time, so ratios hold for this machine on this day, with their
+quartiles. A step is the whole of it: batch, forward, backward, norm and clipping of the gradient, optimizer. What is
+not compared: losses, and links between machines (the hook of one rank codes and decodes both phases and sends nobody
+anything).
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import random
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -114,6 +116,7 @@ ACTIVATIONS = {
     "4 bits, cheap results again": Way(dict(bits=FOUR, recompute=RECOMPUTE)),
     "mixed bits, cheap results again": Way(dict(recompute=RECOMPUTE)),
     "checkpoint of every block": Way(again=True),
+    "checkpoint, inputs in 4 bits": Way(dict(bits=FOUR), again=True),
     "checkpoint, products in 4 bits": Way(again=True, products=True),
 }
 
@@ -123,25 +126,22 @@ class Activations:
 
     def __init__(self, run: Trainer) -> None:
         self.run, self.results = run, CodedResults()
-        self.contexts = {name: compress_activations(**way.coded) for name, way in ACTIVATIONS.items() if way.coded}
+        self.contexts: dict[str, AbstractContextManager[Any]] = {
+            name: compress_activations(**way.coded) for name, way in ACTIVATIONS.items() if way.coded
+        }
         self.ways: dict[str, Step] = {name: partial(self._step, name) for name in ACTIVATIONS}
 
-    @contextmanager
-    def _forward(self, name: str) -> Iterator[None]:
+    def _again(self, name: str) -> AbstractContextManager[None]:
+        """What runs blocks again, if the way does."""
         way = ACTIVATIONS[name]
-        with ExitStack() as stack:
-            if way.coded:
-                stack.enter_context(self.contexts[name])
-            if way.again:
-                options = {"context_fn": self.results} if way.products else {}
-                stack.enter_context(blocks_again(self.run.model, **options))
-            yield
+        options = {"context_fn": self.results} if way.products else {}
+        return blocks_again(self.run.model, **options) if way.again else nullcontext()
 
     def _step(self, name: str) -> None:
         plain = self.run.forward
 
         def forward(*batch: Any) -> Any:
-            with self._forward(name):
+            with self.contexts.get(name, nullcontext()), self._again(name):
                 return plain(*batch)
 
         self.run.forward = forward
@@ -153,13 +153,13 @@ class Activations:
     def kept(self, name: str) -> int:
         """Bytes that a step keeps for backward, those of a block that is run again not among them."""
         before = self.results.kept_bytes
-        with compress_activations(**ACTIVATIONS[name].coded or {"bits": EXACT}) as report:
-            with self._forward(name) if ACTIVATIONS[name].again else nullcontext():
-                self.run.loss(0)
+        with compress_activations(**ACTIVATIONS[name].coded or {"bits": EXACT}) as report, self._again(name):
+            self.run.loss(0)
         return report.bytes_after + self.results.kept_bytes - before
 
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "AdamW of this package": {"variant": "exact"},
     "gradients exchanged in 4 bits": {},
     "AdamW's state in (4, 8) bits": {"variant": "exact", "state": (4, 8)},
 }
@@ -215,8 +215,10 @@ def measure(setting: Setting, names: Collection[str] = WAYS, repeats: int = 7, p
             calls |= made(setting, corpus) if chosen & set(kind) else {}
         calls = {name: call for name, call in calls.items() if name in chosen}
         samples: dict[str, list[float]] = {name: [] for name in calls}
+        orders = random.Random(0)
         for turn in tqdm(range(repeats + 1), unit="turn", disable=not progress, dynamic_ncols=True):
-            for name, seconds in time_calls(calls, 1, warmup=0).items():
+            order = orders.sample([*calls], len(calls))  # else each would follow the same other one always
+            for name, seconds in time_calls({name: calls[name] for name in order}, 1, warmup=0).items():
                 samples[name] += seconds if turn else []  # the first turn warms up
     finally:
         if alone:

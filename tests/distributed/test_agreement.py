@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ from tq.train.collectives import (
 )  # fmt: skip
 from tq.train.comm import agreement, pipeline
 from tq.train.comm.agreement import EVERY, Request, check_consistent
-from tq.train.comm.channels import BEHIND, channel_of
+from tq.train.comm.channels import BEHIND, Messages, channel_of
 
 CPU = torch.device("cpu")
 
@@ -276,7 +275,6 @@ def test_a_rank_that_failed_and_stayed_is_not_blamed_for_the_next_failure(tmp_pa
 
 
 def dies_later(rank: int, ranks: int) -> None:
-    agreement.explain = partial(agreement.explain, grace_s=6.0)  # where all processors are busy, 3 s are not enough
     all_reduce(torch.ones(ranks * 128), Codec(4))  # or one rank might still compile what the other has waited for
     if rank == 0:
         failing("decode", 2 * ranks, None)
@@ -294,6 +292,54 @@ def test_nor_for_another_ranks_death(tmp_path: Path) -> None:
     assert found[2] == {}
     for outcome in found[:2]:
         assert "no answer from rank 2" in outcome["error"], outcome
+
+
+def dies_while_another_waits(rank: int, ranks: int, halfway: bool) -> str:
+    """Rank 1 waits for rank 0, which alone sees that rank 2 is gone: before the call, or after half of its messages."""
+    all_reduce(torch.ones(ranks * 128), Codec(4))
+    send = Messages.send
+    if rank == 2:
+        if halfway:
+            Messages.turns = lambda self: [1, 0, 2]  # type: ignore[method-assign]
+            Messages.send = lambda self, to, sent: os._exit(9) if to == 0 else send(self, to, sent)  # type: ignore[method-assign]
+            all_reduce(torch.ones(ranks * 128), Codec(4), step=1)
+        time.sleep(0.5)
+        os._exit(9)
+    time.sleep(0 if rank or halfway else 1.5)
+    return said_by(lambda: all_reduce(torch.ones(ranks * 128), Codec(4), step=1))
+
+
+@pytest.mark.parametrize("halfway", (False, True))
+def test_who_waits_for_a_rank_that_has_failed_is_told(halfway: bool, tmp_path: Path) -> None:
+    start = time.monotonic()
+    found = outcomes(3, tmp_path, dies_while_another_waits, halfway)
+    assert time.monotonic() - start < 40 and found[2] == {}
+    for rank, outcome in enumerate(found[:2]):
+        assert f"GroupError (2,) a collective of rank {rank} failed, no answer from rank 2" in outcome["value"], found
+
+
+def a_call_apart(rank: int, ranks: int, notes: list[tuple[int, bool]]) -> str:
+    """What the ranks whose own last note is of no error of theirs say; notes: (call, own error) of each."""
+    channel, (channel.calls, own) = channel_of(None), notes[rank]
+    if own:
+        agreement._leave_note(channel, ValueError(f"of {rank}"), call=0)
+    dist.barrier()
+    said = "" if own else str(agreement.explain(RuntimeError("closed"), channel))
+    dist.barrier()
+    return said
+
+
+def test_a_rank_that_is_a_call_ahead_is_not_missed(tmp_path: Path) -> None:
+    apart = "a collective of rank {} failed, {}: closed".format
+    ends = {
+        "all": ([(7, False), (8, False), (7, False)], lambda r: apart(r, "all ranks answer")),
+        "failed": ([(7, False), (8, True), (7, False)], lambda r: "rank 1 failed: ValueError: of 1"),
+        "went on": ([(7, False), (6, True), (7, False)], lambda r: apart(r, "no answer from rank 1")),
+        "one missing": ([(7, False), (8, True), (9, True)], lambda r: apart(r, "no answer from rank 2")),
+    }
+    for name, (notes, says) in ends.items():
+        found = values(3, tmp_path / name, a_call_apart, notes)
+        assert found == ["" if own else says(rank) for rank, (_, own) in enumerate(notes)], name
 
 
 def in_ddp(rank: int, ranks: int) -> str:

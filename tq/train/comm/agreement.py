@@ -9,6 +9,7 @@ name it (``Attempt``).
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import threading
 import time
@@ -29,6 +30,7 @@ from tq.train.comm.layout import Key, unmade, unmake
 _T = TypeVar("_T")
 CHECKS = ("each", "once")
 EVERY = 64  # calls of a channel after which "once" compares again, keys and all
+_REQUEST_BYTES = 16
 REMEMBERED = 1024  # configurations of a channel; the oldest is forgotten, on all ranks alike
 GRACE_S = 3.0  # for the notes of the other ranks
 
@@ -83,6 +85,7 @@ def check_consistent(asked: Request, device: torch.device, channel: Channel, che
     """
     channel.calls += 1
     channel.asked = asked
+    channel.owed.clear()
     if channel.noted == channel.calls:  # a note that this rank would be missing, and here it is
         _within(2.0, lambda: _forget_note(channel))
     configuration = asked.configuration()
@@ -209,34 +212,48 @@ def guarded(channel: Channel) -> Iterator[None]:
     except (GroupError, torch.OutOfMemoryError):
         raise
     except RuntimeError as error:
+        _give_up(channel)
         raise explain(error, channel) from error
 
 
-def explain(error: RuntimeError, channel: Channel, grace_s: float = GRACE_S) -> GroupError:
+def _give_up(channel: Channel) -> None:
+    """Tells all ranks that nothing more will come: those that wait for this one do not see that another is gone.
+
+    Some may be a call ahead. What this call and the next one may leave unread makes the channel unfit for more.
+    """
+    channel.owed.append(Messages(_REQUEST_BYTES, torch.device("cpu"), channel, TURNS, receives=False))
+    for messages in channel.owed:
+        messages.give_up()
+
+
+def explain(error: RuntimeError, channel: Channel) -> GroupError:
     """What a failed collective was about: the ranks that do not report a failure of it too are the ones missing.
 
     Every rank comes here when its part has failed, and leaves a note of what it asked for. Those that have left none
-    after ``grace_s`` seconds are down or cannot be reached.
+    after ``GRACE_S`` seconds are down or cannot be reached. A rank may be a call ahead of another that lacks a message.
     """
     first, rank, members = _first_line(error), dist.get_rank(), dist.get_process_group_ranks(channel.group)
 
     def ask() -> dict[int, dict[str, Any]]:
         _write_note(channel, channel.calls, first, own=False)
-        return _notes(channel, members, grace_s)
+        return _notes(channel, members, GRACE_S)
 
-    notes = _within(grace_s + 2.0, ask)
+    notes = _within(GRACE_S + 2.0, ask)
     if notes is None:
         return GroupError(
             f"rank {rank} reaches neither its group nor the store of the job: it is cut off, or the host of the store "
             f"is gone ({first})", [rank]
         )  # fmt: skip
-    if own := {r: note for r, note in notes.items() if note["own"]}:
-        return _failed(own)
+    own = {r: note for r, note in notes.items() if note["own"]}
+    if here := {r: note for r, note in own.items() if note["ahead"] == 0}:
+        return _failed(here)
     if silent := [r for r in members if r not in notes]:
         who = f"no answer from rank {', '.join(map(str, silent))}"
         return GroupError(f"a collective of rank {rank} failed, {who}: {first}", silent)
+    if own:
+        return _failed(own)
     fields = [notes[r]["asked"] for r in members]
-    if any(each != fields[0] for each in fields):
+    if not any(note["ahead"] for note in notes.values()) and any(each != fields[0] for each in fields):
         return _difference(channel, fields, fields)
     return GroupError(f"a collective of rank {rank} failed, all ranks answer: {first}")
 
@@ -275,14 +292,19 @@ def _forget_note(channel: Channel) -> None:
 
 
 def _notes(channel: Channel, ranks: Sequence[int], grace_s: float) -> dict[int, dict[str, Any]]:
-    """What these ranks have left for the last call, at most ``grace_s`` seconds from now."""
+    """What these ranks have left for the last call, at most ``grace_s`` seconds from now.
+
+    Else for the next one, or, of a collective that failed, for the one before: "ahead" is 1 or -1 then, not 0.
+    """
     store, deadline = channel.group.get_group_store(), time.monotonic() + grace_s
     found: dict[int, dict[str, Any]] = {}
     while True:
-        for rank in set(ranks) - set(found):
-            key = _note_key(channel, channel.calls, rank)
+        for rank, ahead in itertools.product(set(ranks) - set(found), (-1, 1, 0)):
+            key = _note_key(channel, channel.calls + ahead, rank)
             if store.check([key]):
-                found[rank] = json.loads(store.get(key))
+                note = json.loads(store.get(key))
+                if ahead >= 0 or not note["own"]:  # it has failed alone and goes on
+                    found[rank] = {**note, "ahead": ahead}
         if len(found) == len(ranks) or time.monotonic() > deadline:
             return found
         time.sleep(0.05)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -22,6 +23,7 @@ from tq.train import _torch_private
 all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # renamed in torch 2.13
 _FIRST, _TAGS = 1 << 20, 16  # first tag of channel 0, above those that users take; tags of a channel
 TURNS = 8  # tags of messages of the pipeline; the others are for what ranks say about themselves
+_GIVEN_UP = 254  # ends the messages of a rank whose part of a collective has failed, in every byte
 DIRECT, BEHIND, _OWN = 0, 1, 2  # numbers: the caller's thread, what was started with async_op, the first of one owner
 
 
@@ -40,7 +42,7 @@ class Channel:
         number: 0 is that of the caller's own thread, which has no other; 1 that of ``async_op``; others have an owner.
         calls: collectives begun, the same number on all ranks. asked: what the last one is. noted: the one that this
             rank said it would miss. agreed: configurations that all ranks were seen to ask for, oldest first. (All four
-            belong to ``agreement``.)
+            belong to ``agreement``.) owed: of the last one, the messages that were not yet sent to every rank.
         checks, tagged: how ranks compare what they ask for, and how messages travel; None: as the device wants it
             (``agreement.check_consistent``, ``Messages``).
     """
@@ -48,6 +50,7 @@ class Channel:
     def __init__(self, group: dist.ProcessGroup, number: int) -> None:
         self.number, self.calls, self.noted = number, 0, 0
         self.asked: Any = None
+        self.owed: list[Messages] = []
         self.agreed: dict[bytes, None] = {}
         self.checks: str | None = None
         self.tagged: bool | None = None
@@ -115,16 +118,19 @@ class Messages:
     link, one way after the other. Else, on GPUs, a collective of the library does it.
     """
 
-    def __init__(self, nbytes: int, device: torch.device, channel: Channel, turn: int) -> None:
+    def __init__(self, nbytes: int, device: torch.device, channel: Channel, turn: int, receives: bool = True) -> None:
         self.group, self.tag = channel.group, channel.tag(turn)
         self.rank, self.ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
         self.tagged = device.type == "cpu" if channel.tagged is None else channel.tagged
         self.received = torch.empty(self.ranks, nbytes, dtype=torch.uint8, device=device)
         self.held: list[Tensor] = []  # until they have been sent
         self.works: list[Any] = []
-        if self.tagged:
-            others = [r for r in range(self.ranks) if r != self.rank]
-            self.works = [dist.irecv(self.received[r], group=self.group, group_src=r, tag=self.tag) for r in others]
+        self.waiting = [r for r in range(self.ranks) if r != self.rank]  # ranks to which nothing was sent
+        self.channel = channel
+        if self.tagged and receives:
+            channel.owed.append(self)
+            for rank in self.waiting:
+                self.works.append(dist.irecv(self.received[rank], group=self.group, group_src=rank, tag=self.tag))
 
     def turns(self) -> list[int]:
         """The ranks, each rank beginning with another and ending with itself."""
@@ -151,12 +157,26 @@ class Messages:
         if rank == self.rank:
             self.received[rank].copy_(message)
         else:
+            self.waiting.remove(rank)
             self.works.append(dist.isend(message, group=self.group, group_dst=rank, tag=self.tag))
             self.held.append(message)
 
     def wait(self) -> Tensor:
-        """The messages uint8 [ranks, bytes], in the order of the ranks."""
+        """The messages uint8 [ranks, bytes], in the order of the ranks; RuntimeError if one of them has given up."""
         for work in self.works:
             work.wait()
         self.works, self.held = [], []
+        if self.tagged:
+            self.channel.owed.remove(self)
+            ends = self.received[:, -8:].eq(_GIVEN_UP).all(1)
+            if self.received.shape[1] and ends.any():
+                raise RuntimeError(f"rank {', '.join(map(str, ends.nonzero().flatten().tolist()))} gave up")
         return self.received
+
+    def give_up(self) -> None:
+        """Says to the ranks to which nothing was sent that nothing will come."""
+        self.held.append(torch.full((self.received.shape[1],), _GIVEN_UP, dtype=torch.uint8))
+        for rank in self.waiting if self.tagged else []:
+            with suppress(RuntimeError):  # it is gone itself
+                self.works.append(dist.isend(self.held[-1], group=self.group, group_dst=rank, tag=self.tag))
+        self.waiting = []

@@ -110,9 +110,12 @@ def test_kills_and_what_follows_them(tmp_path: Path) -> None:
 
 def test_a_run_may_end_after_some_minutes_and_goes_on(tmp_path: Path) -> None:
     root = h.book(tmp_path, {"slow": SLOW})
-    run = start(root, "--minutes", "0.2")
-    kernel = kernel_of(root, 1)
-    assert run.wait(timeout=200) == 130 and not lives(kernel)
+    for minutes in ("0.2", "0.4", "0.8"):  # a busy machine may need the first to come to the piece that waits
+        assert start(root, "--minutes", minutes).wait(timeout=200) == 130
+        if begun := [line for line in noted(root) if line.startswith("kernel")]:
+            break
+    kernel = int(begun[0].split()[1])
+    assert not (psutil.pid_exists(kernel) and lives(psutil.Process(kernel)))
     assert "the time is up; finished chapters, pieces and runs are kept" in (root / "log").read_text(encoding="utf-8")
     (root / "go-on").touch()
     last = h.tq_book(root, "reproduce", "--minutes", "5")

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from tq.lab import peers
 from tq.train.experiments import shared_start
-from tq.train.experiments.paired_runs import EVALUATION_BATCHES, Run
+from tq.train.experiments.paired_runs import Run
 from tq.train.model import GPT, PRESETS, Corpus, TrainConfig, Trainer, parameter_groups
 
 Make = Callable[..., Optimizer]
@@ -116,7 +116,7 @@ def held_out_loss(make: Make, run: Run, shared: int, corpus: Corpus, device: str
             trained.train(progress=False)
     except FloatingPointError:
         return None
-    return trained.evaluate(EVALUATION_BATCHES)
+    return trained.evaluate(run.evaluated)
 
 
 def one_run(make: Make, preset: str, corpus: Corpus, config: TrainConfig, device: str) -> dict[str, float | None]:

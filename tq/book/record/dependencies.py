@@ -72,8 +72,13 @@ def _chain(node: ast.AST) -> str:
     return f"{base}.{node.attr}" if isinstance(node, ast.Attribute) and base else ""
 
 
-def _walk(node: ast.AST, typing: bool = False) -> Iterator[ast.AST]:
+@lru_cache(maxsize=4096)  # a chapter asks again before every run, and the trees of files are kept
+def _nodes(node: ast.AST, typing: bool = False) -> tuple[ast.AST, ...]:
     """Every node below, without the branches that only type checkers see unless `typing`."""
+    return tuple(_walk(node, typing))
+
+
+def _walk(node: ast.AST, typing: bool) -> Iterator[ast.AST]:
     yield node
     children: Iterable[ast.AST] = ast.iter_child_nodes(node)
     if isinstance(node, ast.If) and _chain(node.test).endswith("TYPE_CHECKING") and not typing:
@@ -111,7 +116,7 @@ class _Dependencies:
 
     def code(self, tree: ast.AST, package: list[str], typing: bool = False) -> None:
         """Everything that this code imports."""
-        for node in _walk(tree, typing):
+        for node in _nodes(tree, typing):
             if isinstance(node, ast.Import):
                 for alias in node.names:
                     self.module(alias.name)
@@ -173,7 +178,7 @@ class _Dependencies:
     def _binding(tree: ast.Module, name: str, typing: bool) -> list[ast.AST]:
         """The top-level statements that give a name its meaning."""
         found: list[ast.AST] = []
-        for node in _walk(tree, typing):
+        for node in _nodes(tree, typing):
             if isinstance(node, (ast.Import, ast.ImportFrom)):
                 names = [alias.asname or alias.name.split(".")[0] for alias in node.names]
                 if name in names or any(alias.name == "*" for alias in node.names):
@@ -230,6 +235,7 @@ def _parse_cell(source: str, where: str) -> ast.Module:
         raise ValueError(f"{where}: not Python, its imports are unknown ({error.msg}, line {error.lineno})") from error
 
 
+@lru_cache(maxsize=1024)
 def _texts(tree: ast.AST) -> set[str]:
     return {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
 

@@ -77,7 +77,7 @@ def train(task: dict[str, Any], device: str = "cpu") -> dict[str, Any]:
     try:
         trained.train(progress=False)
         seconds = time.perf_counter() - start  # every step reads its loss, so nothing is still queued
-        valid = trained.evaluate(paired_runs.EVALUATION_BATCHES)
+        valid = trained.evaluate(run.evaluated)
     except FloatingPointError:
         seconds = time.perf_counter() - start
     return {

@@ -22,7 +22,6 @@ from tq.train.optim import TurboQuantAdamW
 from tq.train.schemes import SCHEMES, Scheme, rival
 
 AUTOCAST = {"": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
-EVALUATION_BATCHES = 32
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ class Run:
         correct_v, warmup, v_every: of ``TurboQuantAdamW``.
         noise: relative disturbance of the initial weights.
         autocast: "", "bfloat16" or "float16" (with one worker).
-        max_bytes: of the corpus.
+        max_bytes: of the corpus. evaluated: batches of the held-out loss at the end.
     """
 
     preset: str = "1m"
@@ -60,6 +59,7 @@ class Run:
     autocast: str = ""
     hidden: int | None = None
     max_bytes: int = 4_000_000
+    evaluated: int = 32
 
 
 def trainer(run: Run, device: torch.device | str = "cpu", corpus: Corpus | None = None) -> Trainer:
@@ -112,7 +112,7 @@ def train(run: dict[str, Any], device: str = "cpu") -> dict[str, Any]:
     share = 2 * (chosen.workers - 1) / chosen.workers or 1.0
     return {
         "losses": torch.tensor(trained.losses),
-        "valid": math.nan if diverged is not None else trained.evaluate(EVALUATION_BATCHES),
+        "valid": math.nan if diverged is not None else trained.evaluate(chosen.evaluated),
         "bits": 8 * optimizer.bytes_sent / max(1, trained.steps_done) / elements / share,
         "drift": trained.drift() if isinstance(trained, Workers) else 0.0,
         "skipped": trained.skipped,

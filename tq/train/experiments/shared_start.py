@@ -55,7 +55,7 @@ def train(task: dict[str, Any], device: str = "cpu") -> dict[str, Any]:
     valid = float("nan")
     try:
         trained.train(progress=False)
-        valid = trained.evaluate(paired_runs.EVALUATION_BATCHES)
+        valid = trained.evaluate(run.evaluated)
     except FloatingPointError:
         pass
     state = getattr(trained.optimizer, "state_nbytes", 0) / sum(p.numel() for p in trained.model.parameters())

@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.distributed.helpers import outcomes, values
 from tq import Codec
+from tq.train import collectives
 from tq.train.collectives import (
     GroupError,
     HookState,
@@ -294,28 +295,70 @@ def test_nor_for_another_ranks_death(tmp_path: Path) -> None:
         assert "no answer from rank 2" in outcome["error"], outcome
 
 
-def dies_while_another_waits(rank: int, ranks: int, halfway: bool) -> str:
-    """Rank 1 waits for rank 0, which alone sees that rank 2 is gone: before the call, or after half of its messages."""
-    all_reduce(torch.ones(ranks * 128), Codec(4))
-    send = Messages.send
-    if rank == 2:
-        if halfway:
+def dies_while_others_wait(rank: int, ranks: int, when: str) -> str:
+    """The last rank dies, and some that wait for others do not see it."""
+    call = (lambda: all_gather_mean(torch.ones(1000), Codec(4))) if when == "in a ring" else in_front
+    call()
+    send, gather = Messages.send, collectives._round
+    if rank == ranks - 1:
+        if when == "before the call":
+            time.sleep(0.5)
+            os._exit(9)
+        if when == "halfway":
             Messages.turns = lambda self: [1, 0, 2]  # type: ignore[method-assign]
             Messages.send = lambda self, to, sent: os._exit(9) if to == 0 else send(self, to, sent)  # type: ignore[method-assign]
-            all_reduce(torch.ones(ranks * 128), Codec(4), step=1)
-        time.sleep(0.5)
+        collectives._round = lambda *_: os._exit(9)
+    if when == "before the call" and rank == 0:  # it alone can see that the last one is gone; rank 1 waits for it
+        time.sleep(1.5)
+    said = said_by(call)
+    assert said_by(call).endswith(f"an earlier collective failed, and its group with it: {said.split(') ', 1)[1]}")
+    collectives._round = gather
+    return said
+
+
+@pytest.mark.parametrize("when", ("before the call", "halfway", "in a ring"))
+def test_who_waits_for_a_rank_that_has_failed_is_told(when: str, tmp_path: Path) -> None:
+    ranks, start = 4 if when == "in a ring" else 3, time.monotonic()
+    found = outcomes(ranks, tmp_path, dies_while_others_wait, when)
+    assert time.monotonic() - start < 40 and found[-1] == {}
+    for rank, outcome in enumerate(found[:-1]):
+        says = f"GroupError ({ranks - 1},) a collective of rank {rank} failed, no answer from rank {ranks - 1}: "
+        assert says in outcome["value"], outcome
+
+
+def dies_while_another_is_late(rank: int, ranks: int) -> str:
+    all_reduce(torch.ones(1000), Codec(4))
+    if rank == 0:
         os._exit(9)
-    time.sleep(0 if rank or halfway else 1.5)
-    return said_by(lambda: all_reduce(torch.ones(ranks * 128), Codec(4), step=1))
+    time.sleep(0 if rank == 2 else agreement.GRACE_S + 2)
+    return said_by(in_front)
 
 
-@pytest.mark.parametrize("halfway", (False, True))
-def test_who_waits_for_a_rank_that_has_failed_is_told(halfway: bool, tmp_path: Path) -> None:
-    start = time.monotonic()
-    found = outcomes(3, tmp_path, dies_while_another_waits, halfway)
-    assert time.monotonic() - start < 40 and found[2] == {}
-    for rank, outcome in enumerate(found[:2]):
-        assert f"GroupError (2,) a collective of rank {rank} failed, no answer from rank 2" in outcome["value"], found
+def test_a_late_rank_is_not_taken_for_a_dead_one(tmp_path: Path) -> None:
+    found = outcomes(3, tmp_path, dies_while_another_is_late)
+    late = "no answer from rank 0, and none within 3 s from rank 1, which can be reached: "
+    assert f"GroupError (0,) a collective of rank 2 failed, {late}" in found[2]["value"], found
+    assert "GroupError (0,) a collective of rank 1 failed, no answer from rank 0: " in found[1]["value"], found
+
+
+def fails_where_nothing_is_kept(rank: int, ranks: int) -> tuple[str, float]:
+    """Rank 1 fails beside the encoding, where the others already wait for it, and stays."""
+    in_front()
+    start, made = time.monotonic(), torch.empty
+    if rank == 1:
+        torch.empty = lambda *_, **__: made(1 << 60)  # type: ignore[assignment]
+    said = said_by(in_front)
+    seconds = time.monotonic() - start
+    torch.empty = made  # type: ignore[assignment]
+    time.sleep(5)  # the others could not tell otherwise that it is still there
+    return said, seconds
+
+
+def test_a_rank_without_memory_for_messages_is_named(tmp_path: Path) -> None:
+    found = values(3, tmp_path, fails_where_nothing_is_kept)
+    assert found[1][0].startswith("OutOfMemoryError") and "memory" in found[1][0]
+    for said, seconds in (found[0], found[2]):
+        assert said.startswith("GroupError (1,) rank 1 failed: OutOfMemoryError: ") and seconds < 5, found
 
 
 def a_call_apart(rank: int, ranks: int, notes: list[tuple[int, bool]]) -> str:
@@ -336,6 +379,10 @@ def test_a_rank_that_is_a_call_ahead_is_not_missed(tmp_path: Path) -> None:
         "failed": ([(7, False), (8, True), (7, False)], lambda r: "rank 1 failed: ValueError: of 1"),
         "went on": ([(7, False), (6, True), (7, False)], lambda r: apart(r, "no answer from rank 1")),
         "one missing": ([(7, False), (8, True), (9, True)], lambda r: apart(r, "no answer from rank 2")),
+        "failed and missing": (
+            [(7, False), (7, True), (9, True)],
+            lambda r: "rank 1 failed: ValueError: of 1; no answer from rank 2: closed",
+        ),
     }
     for name, (notes, says) in ends.items():
         found = values(3, tmp_path / name, a_call_apart, notes)

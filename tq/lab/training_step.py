@@ -118,6 +118,7 @@ ACTIVATIONS = {
     "checkpoint of every block": Way(again=True),
     "checkpoint, inputs in 4 bits": Way(dict(bits=FOUR), again=True),
     "checkpoint, products in 4 bits": Way(again=True, products=True),
+    "checkpoint, products and inputs in 4 bits": Way(dict(bits=FOUR), again=True, products=True),
 }
 
 

@@ -27,7 +27,16 @@ from torch import Tensor
 
 from tq.quant.codec import DTYPES, Code, Codec
 from tq.train.comm.agreement import Attempt, GroupError, Request, check_consistent, guarded
-from tq.train.comm.channels import BEHIND, Channel, all_gather, channel_of, new_channel, resolve_group
+from tq.train.comm.channels import (
+    BEHIND,
+    Channel,
+    all_gather,
+    channel_of,
+    check_farewells,
+    expect,
+    new_channel,
+    resolve_group,
+)
 from tq.train.comm.layout import (
     Codecs,
     Key,
@@ -185,18 +194,20 @@ def _round(messages: Tensor, channel: Channel, write: Callable[[], None]) -> Non
         with guarded(channel):
             all_gather(messages.view(-1), messages[rank].clone(), group=channel.group)
         return
-    before, after, last = (rank - 1) % ranks, (rank + 1) % ranks, ranks - 1
+    before, after = (rank - 1) % ranks, (rank + 1) % ranks
     group, tag = channel.group, channel.tag(0)  # messages between two ranks arrive in their order
+    rows = [messages[(rank - k) % ranks].unsqueeze(0) for k in range(ranks)]  # in the order in which they pass
+    for row in rows[1:]:
+        expect(row)
     with guarded(channel):
-        received: list[Any] = [
-            dist.irecv(messages[(before - k) % ranks], group=group, group_src=before, tag=tag) for k in range(last)
-        ]
+        received: list[Any] = [dist.irecv(row, group=group, group_src=before, tag=tag) for row in rows[1:]]
     write()
     with guarded(channel):
         sent: list[Any] = []
-        for k in range(last):
-            sent.append(dist.isend(messages[(rank - k) % ranks], group=group, group_dst=after, tag=tag))
-            received[k].wait()
+        for row, work, coming in zip(rows[:-1], received, rows[1:], strict=True):
+            sent.append(dist.isend(row, group=group, group_dst=after, tag=tag))
+            work.wait()
+            check_farewells(coming)
         for work in sent:
             work.wait()
 

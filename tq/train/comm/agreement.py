@@ -30,7 +30,6 @@ from tq.train.comm.layout import Key, unmade, unmake
 _T = TypeVar("_T")
 CHECKS = ("each", "once")
 EVERY = 64  # calls of a channel after which "once" compares again, keys and all
-_REQUEST_BYTES = 16
 REMEMBERED = 1024  # configurations of a channel; the oldest is forgotten, on all ranks alike
 GRACE_S = 3.0  # for the notes of the other ranks
 
@@ -83,9 +82,11 @@ def check_consistent(asked: Request, device: torch.device, channel: Channel, che
     configuration and in every ``EVERY``-th call of the channel, as on GPUs, where to look at an answer is to wait.
     None: as the channel says, or the device wants.
     """
+    if channel.failed is not None:  # messages of that collective may still lie in it
+        ranks = channel.failed.ranks if isinstance(channel.failed, GroupError) else ()
+        raise GroupError(f"an earlier collective failed, and its group with it: {channel.failed}", ranks)
     channel.calls += 1
     channel.asked = asked
-    channel.owed.clear()
     if channel.noted == channel.calls:  # a note that this rank would be missing, and here it is
         _within(2.0, lambda: _forget_note(channel))
     configuration = asked.configuration()
@@ -191,6 +192,7 @@ class Attempt:
         if isinstance(error, Exception) and not isinstance(error, GroupError):
             _leave_note(self.channel, error, call=0)
             _leave_note(self.channel, error, call=1)
+            _give_up(self.channel, error)
         elif error is None and self.error is not None:
             if not self.sent:  # too late for them to notice: they will miss this rank in their next call
                 _leave_note(self.channel, self.error, call=1)
@@ -212,25 +214,25 @@ def guarded(channel: Channel) -> Iterator[None]:
     except (GroupError, torch.OutOfMemoryError):
         raise
     except RuntimeError as error:
-        _give_up(channel)
-        raise explain(error, channel) from error
+        _give_up(channel, error)
+        channel.failed = explain(error, channel)
+        raise channel.failed from error
 
 
-def _give_up(channel: Channel) -> None:
-    """Tells all ranks that nothing more will come: those that wait for this one do not see that another is gone.
-
-    Some may be a call ahead. What this call and the next one may leave unread makes the channel unfit for more.
-    """
-    channel.owed.append(Messages(_REQUEST_BYTES, torch.device("cpu"), channel, TURNS, receives=False))
-    for messages in channel.owed:
-        messages.give_up()
+def _give_up(channel: Channel, error: Exception) -> None:
+    """Ends a channel: tells all ranks that nothing more will come, as one that waits for this one sees nothing else."""
+    channel.failed = error
+    for rank in range(dist.get_world_size(channel.group)):
+        if rank != dist.get_rank(channel.group):
+            channel.say_farewell(rank)
 
 
 def explain(error: RuntimeError, channel: Channel) -> GroupError:
     """What a failed collective was about: the ranks that do not report a failure of it too are the ones missing.
 
-    Every rank comes here when its part has failed, and leaves a note of what it asked for. Those that have left none
-    after ``GRACE_S`` seconds are down or cannot be reached. A rank may be a call ahead of another that lacks a message.
+    Every rank comes here when its part has failed, and leaves a note of what it asked for. Of those that have left none
+    after ``GRACE_S`` seconds the ones that cannot be reached are down; if all can be, all are missing. A rank may be a
+    call ahead of another that lacks a message.
     """
     first, rank, members = _first_line(error), dist.get_rank(), dist.get_process_group_ranks(channel.group)
 
@@ -244,14 +246,18 @@ def explain(error: RuntimeError, channel: Channel) -> GroupError:
             f"rank {rank} reaches neither its group nor the store of the job: it is cut off, or the host of the store "
             f"is gone ({first})", [rank]
         )  # fmt: skip
-    own = {r: note for r, note in notes.items() if note["own"]}
-    if here := {r: note for r, note in own.items() if note["ahead"] == 0}:
-        return _failed(here)
-    if silent := [r for r in members if r not in notes]:
-        who = f"no answer from rank {', '.join(map(str, silent))}"
-        return GroupError(f"a collective of rank {rank} failed, {who}: {first}", silent)
-    if own:
-        return _failed(own)
+    silent = [r for r in members if r not in notes]
+    gone = [r for r in silent if not channel.say_farewell(dist.get_group_rank(channel.group, r))] or silent
+    late = [r for r in silent if r not in gone]
+    failed = {r: note for r, note in notes.items() if note["own"] and (note["ahead"] == 0 or not silent)}
+    if failed and not silent:
+        return _failed(failed)
+    if silent:
+        who = f"no answer from rank {', '.join(map(str, gone))}"
+        if late := [r for r in silent if r not in gone]:
+            who += f", and none within {GRACE_S:g} s from rank {', '.join(map(str, late))}, which can be reached"
+        begin = f"{_failed(failed)}; {who}" if failed else f"a collective of rank {rank} failed, {who}"
+        return GroupError(f"{begin}: {first}", sorted([*failed, *gone]))
     fields = [notes[r]["asked"] for r in members]
     if not any(note["ahead"] for note in notes.values()) and any(each != fields[0] for each in fields):
         return _difference(channel, fields, fields)
@@ -299,6 +305,7 @@ def _notes(channel: Channel, ranks: Sequence[int], grace_s: float) -> dict[int, 
     store, deadline = channel.group.get_group_store(), time.monotonic() + grace_s
     found: dict[int, dict[str, Any]] = {}
     while True:
+        found = {rank: note for rank, note in found.items() if not note["own"]}  # it may be here after all
         for rank, ahead in itertools.product(set(ranks) - set(found), (-1, 1, 0)):
             key = _note_key(channel, channel.calls + ahead, rank)
             if store.check([key]):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -23,7 +22,7 @@ from tq.train import _torch_private
 all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # renamed in torch 2.13
 _FIRST, _TAGS = 1 << 20, 16  # first tag of channel 0, above those that users take; tags of a channel
 TURNS = 8  # tags of messages of the pipeline; the others are for what ranks say about themselves
-_GIVEN_UP = 254  # ends the messages of a rank whose part of a collective has failed, in every byte
+_FAREWELL, _LENGTH = 254, 8  # bytes that a rank receives for the messages of one whose part has failed; how many
 DIRECT, BEHIND, _OWN = 0, 1, 2  # numbers: the caller's thread, what was started with async_op, the first of one owner
 
 
@@ -42,7 +41,7 @@ class Channel:
         number: 0 is that of the caller's own thread, which has no other; 1 that of ``async_op``; others have an owner.
         calls: collectives begun, the same number on all ranks. asked: what the last one is. noted: the one that this
             rank said it would miss. agreed: configurations that all ranks were seen to ask for, oldest first. (All four
-            belong to ``agreement``.) owed: of the last one, the messages that were not yet sent to every rank.
+            belong to ``agreement``.) failed: the error after which it can carry no more.
         checks, tagged: how ranks compare what they ask for, and how messages travel; None: as the device wants it
             (``agreement.check_consistent``, ``Messages``).
     """
@@ -50,7 +49,8 @@ class Channel:
     def __init__(self, group: dist.ProcessGroup, number: int) -> None:
         self.number, self.calls, self.noted = number, 0, 0
         self.asked: Any = None
-        self.owed: list[Messages] = []
+        self.failed: Exception | None = None
+        self._farewells: list[Any] = []  # on their way as long as they are held
         self.agreed: dict[bytes, None] = {}
         self.checks: str | None = None
         self.tagged: bool | None = None
@@ -73,6 +73,17 @@ class Channel:
     def tag(self, turn: int) -> int:
         """One of its tags, 0 to 15."""
         return _FIRST + self.number * _TAGS + turn
+
+    def say_farewell(self, rank: int) -> bool:
+        """Tells a rank, whichever message it waits for, that nothing more will come; False if it cannot be reached."""
+        farewell = torch.full((_LENGTH,), _FAREWELL, dtype=torch.uint8)
+        try:
+            for turn in range(_TAGS):
+                self._farewells.append(dist.isend(farewell, group=self.group, group_dst=rank, tag=self.tag(turn)))
+        except RuntimeError:
+            return False
+        self._farewells.append(farewell)
+        return True
 
     def submit(self, call: Callable[[], Any]) -> Future[Any]:
         """Runs it in the channel's thread, after what was submitted before."""
@@ -118,19 +129,20 @@ class Messages:
     link, one way after the other. Else, on GPUs, a collective of the library does it.
     """
 
-    def __init__(self, nbytes: int, device: torch.device, channel: Channel, turn: int, receives: bool = True) -> None:
+    def __init__(self, nbytes: int, device: torch.device, channel: Channel, turn: int) -> None:
         self.group, self.tag = channel.group, channel.tag(turn)
         self.rank, self.ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
         self.tagged = device.type == "cpu" if channel.tagged is None else channel.tagged
-        self.received = torch.empty(self.ranks, nbytes, dtype=torch.uint8, device=device)
+        try:
+            self.received = torch.empty(self.ranks, nbytes, dtype=torch.uint8, device=device)
+        except RuntimeError as error:  # on a CPU it does not say by its type that this rank alone is to blame
+            raise torch.OutOfMemoryError(str(error)) from error
         self.held: list[Tensor] = []  # until they have been sent
         self.works: list[Any] = []
-        self.waiting = [r for r in range(self.ranks) if r != self.rank]  # ranks to which nothing was sent
-        self.channel = channel
-        if self.tagged and receives:
-            channel.owed.append(self)
-            for rank in self.waiting:
-                self.works.append(dist.irecv(self.received[rank], group=self.group, group_src=rank, tag=self.tag))
+        if self.tagged:
+            expect(self.received)
+            others = [r for r in range(self.ranks) if r != self.rank]
+            self.works = [dist.irecv(self.received[r], group=self.group, group_src=r, tag=self.tag) for r in others]
 
     def turns(self) -> list[int]:
         """The ranks, each rank beginning with another and ending with itself."""
@@ -157,26 +169,27 @@ class Messages:
         if rank == self.rank:
             self.received[rank].copy_(message)
         else:
-            self.waiting.remove(rank)
             self.works.append(dist.isend(message, group=self.group, group_dst=rank, tag=self.tag))
             self.held.append(message)
 
     def wait(self) -> Tensor:
         """The messages uint8 [ranks, bytes], in the order of the ranks; RuntimeError if one of them has given up."""
-        for work in self.works:
+        for work in self.works[: self.ranks - 1]:
+            work.wait()
+        if self.tagged:  # before the sends, which a rank that has given up does not receive
+            check_farewells(self.received)
+        for work in self.works[self.ranks - 1 :]:
             work.wait()
         self.works, self.held = [], []
-        if self.tagged:
-            self.channel.owed.remove(self)
-            ends = self.received[:, -8:].eq(_GIVEN_UP).all(1)
-            if self.received.shape[1] and ends.any():
-                raise RuntimeError(f"rank {', '.join(map(str, ends.nonzero().flatten().tolist()))} gave up")
         return self.received
 
-    def give_up(self) -> None:
-        """Says to the ranks to which nothing was sent that nothing will come."""
-        self.held.append(torch.full((self.received.shape[1],), _GIVEN_UP, dtype=torch.uint8))
-        for rank in self.waiting if self.tagged else []:
-            with suppress(RuntimeError):  # it is gone itself
-                self.works.append(dist.isend(self.held[-1], group=self.group, group_dst=rank, tag=self.tag))
-        self.waiting = []
+
+def expect(messages: Tensor) -> None:
+    """Makes rows of uint8 [rows, bytes] ready to receive: a farewell, which is shorter, then ends as it begins."""
+    messages[:, -_LENGTH:] = _FAREWELL
+
+
+def check_farewells(messages: Tensor) -> None:
+    """Raises RuntimeError if instead of one of them its sender's farewell came."""
+    if messages.shape[1] and (ended := messages[:, -_LENGTH:].eq(_FAREWELL).all(1)).any():
+        raise RuntimeError(f"rank {', '.join(map(str, ended.nonzero().flatten().tolist()))} of the group gave up")

@@ -299,7 +299,7 @@ def dies_while_others_wait(rank: int, ranks: int, when: str) -> str:
     """The last rank dies, and some that wait for others do not see it."""
     call = (lambda: all_gather_mean(torch.ones(1000), Codec(4))) if when == "in a ring" else in_front
     call()
-    send, gather = Messages.send, collectives._round
+    send = Messages.send
     if rank == ranks - 1:
         if when == "before the call":
             time.sleep(0.5)
@@ -312,7 +312,6 @@ def dies_while_others_wait(rank: int, ranks: int, when: str) -> str:
         time.sleep(1.5)
     said = said_by(call)
     assert said_by(call).endswith(f"an earlier collective failed, and its group with it: {said.split(') ', 1)[1]}")
-    collectives._round = gather
     return said
 
 
@@ -350,7 +349,7 @@ def fails_where_nothing_is_kept(rank: int, ranks: int) -> tuple[str, float]:
     said = said_by(in_front)
     seconds = time.monotonic() - start
     torch.empty = made  # type: ignore[assignment]
-    time.sleep(5)  # the others could not tell otherwise that it is still there
+    time.sleep(10)  # the others could not tell otherwise that it is still there
     return said, seconds
 
 
@@ -358,7 +357,7 @@ def test_a_rank_without_memory_for_messages_is_named(tmp_path: Path) -> None:
     found = values(3, tmp_path, fails_where_nothing_is_kept)
     assert found[1][0].startswith("OutOfMemoryError") and "memory" in found[1][0]
     for said, seconds in (found[0], found[2]):
-        assert said.startswith("GroupError (1,) rank 1 failed: OutOfMemoryError: ") and seconds < 5, found
+        assert said.startswith("GroupError (1,) rank 1 failed: OutOfMemoryError: ") and seconds < 9, found
 
 
 def a_call_apart(rank: int, ranks: int, notes: list[tuple[int, bool]]) -> str:

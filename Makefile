@@ -60,11 +60,12 @@ reproduce: $(READY) ## re-execute the chapters, rebuild figures, tables and HTML
 test: check ## check, then every test, then the notebooks that changed, and three more, cell by cell (nbval)
 	@.ci/browser
 	@$(PY) -m tq.kernels
-	@status=0; \
+	@rm -f _build/failed-*.txt; status=0; \
 	$(ONE_THREAD) $(PY) -m pytest tests -q -n $(WORKERS) --dist loadgroup -m "not soak" --durations=40 || status=$$?; \
 	if [ -n "$(NOTEBOOKS)" ]; then \
 	  notebooks=$$($(PY) .ci/notebooks.py) && $(NBVAL) $$notebooks --durations=40 || status=$$?; \
 	fi; \
+	test $$status = 0 || cat _build/failed-*.txt >&2 || true; \
 	exit $$status
 
 book: $(READY) ## build the HTML from the committed notebooks, without executing them

@@ -1,4 +1,6 @@
-"""What a run says at its end: what was skipped and why, the most memory a process took, which tests were slowest.
+"""What a run says at its end: what was skipped and why, the most memory a process took.
+
+With `--durations` it leaves in _build/ which tests were slowest and which failed, for `make test` to say at its end.
 
 Skips are never silent: each reason is printed with what it held back, and in CI an unexpected one fails the run.
 Holds for tests/ and for notebooks/ (nbval). It judges no test; what a test needs, the test says.
@@ -51,6 +53,7 @@ def peak_bytes() -> int:
 # Of each process that runs tests: the bytes it came to, and the tests that made it grow, each with how much.
 PEAKS = pytest.StashKey[list[tuple[int, list[tuple[int, str]]]]]()
 STEPS = 6  # of growth that are told
+MOST_SAID = 600  # characters of what a failed test said
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -102,6 +105,17 @@ def slowest(config: pytest.Config, count: int) -> list[str]:
     return [f"{took:8.2f} s  {test}\n" for test, took in seconds.most_common(count)]
 
 
+def failed(config: pytest.Config) -> list[str]:
+    """A line of each test that failed, with what it said first."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    lines = []
+    for report in (*reporter.stats.get("failed", []), *reporter.stats.get("error", [])):
+        crash = getattr(report.longrepr, "reprcrash", None)  # nbval and a module that does not import have none
+        said = (crash.message if crash else report.longreprtext).strip()
+        lines.append(f"{report.nodeid}: {' '.join(said.split())[:MOST_SAID]}\n")
+    return lines
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     is_worker = hasattr(session.config, "workerinput")
@@ -114,9 +128,10 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     _say_what_was_skipped(terminalreporter, config)
     if count := config.getoption("durations"):
-        file = config.rootpath / "_build" / f"slowest-{Path(config.args[0]).parts[0]}.txt"
-        file.parent.mkdir(exist_ok=True)
-        file.write_text("".join(slowest(config, count)))
+        folder, part = config.rootpath / "_build", Path(config.args[0]).parts[0]
+        folder.mkdir(exist_ok=True)
+        (folder / f"slowest-{part}.txt").write_text("".join(slowest(config, count)))
+        (folder / f"failed-{part}.txt").write_text("".join(failed(config)))
     most, grown = max(*config.stash[PEAKS], (peak_bytes(), []), key=lambda peak: peak[0])
     terminalreporter.line(f"largest process: {most / 1e9:.1f} GB{f', in {grown[-1][1]}' if grown else ''}")
     for growth, test in sorted(grown, reverse=True)[:STEPS] if len(grown) > 1 else ():

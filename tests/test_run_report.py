@@ -1,4 +1,4 @@
-"""A run: what a file builds is built once, and its end tells the largest process and the slowest tests."""
+"""A run: what a file builds is built once, and its end tells the largest process, the slowest tests and what failed."""
 
 import os
 import re
@@ -43,6 +43,41 @@ def test_the_end_of_a_run(tmp_path: Path, workers: str) -> None:
     assert len(steps) <= 3 and (not steps or steps[0][0] == max(step for step, _ in steps))
     lines = (tmp_path / "_build" / "slowest-tests.txt").read_text().splitlines()
     assert {line.split("::")[1] for line in lines} == {"test_large", "test_slow"}
+
+
+FAILING = """
+import pytest
+
+@pytest.fixture
+def broken():
+    raise RuntimeError("no such fixture")
+
+def test_wrong():
+    assert 1 + 1 == 3, "the sum of one and one"
+
+def test_error(broken):
+    pass
+
+def test_right():
+    pass
+"""
+
+
+def test_what_failed_is_told_with_what_it_said(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "conftest.py", tmp_path)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_it.py").write_text(FAILING)
+    (tmp_path / "tests" / "test_broken.py").write_text("import no_such_module\n")
+    command = [sys.executable, "-m", "pytest", "-q", "--durations=2", "--continue-on-collection-errors", "tests"]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment)
+    assert result.returncode == 1, result.stdout
+    lines = (tmp_path / "_build" / "failed-tests.txt").read_text().splitlines()
+    said = {line.split(": ")[0].rsplit("/")[-1]: line for line in lines}
+    assert said.keys() == {"test_it.py::test_wrong", "test_it.py::test_error", "test_broken.py"}
+    assert "the sum of one and one" in said["test_it.py::test_wrong"]
+    assert "no such fixture" in said["test_it.py::test_error"] and "no_such_module" in said["test_broken.py"]
 
 
 SHARED = """

@@ -14,7 +14,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 def test_every_transfer_runs_and_leaves_no_file(tmp_path: Path) -> None:
     calls = transfers.calls(DEVICE, 1 << 16, tmp_path)
-    assert {"memory", "disk read", "disk write"} <= set(calls) and ("both" in calls) == (DEVICE == "cuda")
+    assert {"memory", "disk read", "disk write", "disk both"} <= set(calls) and ("both" in calls) == (DEVICE == "cuda")
     for call in calls.values():
         call()
     assert not list(tmp_path.iterdir())

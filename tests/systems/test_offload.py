@@ -12,6 +12,8 @@ from tq.systems.offload import PLANS, Place, Plan, moving_s, place, slowdown, st
 
 DISK = Place("disk", 2e9, 1e9, False)
 LINK = Place("link", 2e9, 1e9, True)
+BOTH = Place("disk that does both", 2e9, 1e9, False, both_bytes_per_s=0.8e9)
+MEMORY = Place("memory of the same CPU", 2e9, 1e9, False, beside=False)
 
 
 def test_directions_add_up_unless_they_go_at_the_same_time() -> None:
@@ -45,7 +47,21 @@ def test_the_slowdown_falls_with_the_tokens_and_is_reached_where_it_says() -> No
     assert np.all(np.diff(slowdown(np.array([1e3, 1e4, 1e5]), fp32, DISK, 1e14)) < 0)
 
 
-@pytest.mark.parametrize("where", [DISK, LINK])
+def test_both_directions_at_once_take_what_was_measured() -> None:
+    assert BOTH.seconds(3e9, 0) == 1.5 and BOTH.seconds(0, 3e9) == 3.0
+    assert BOTH.seconds(8e8, 8e8) == pytest.approx(1.0)
+    assert BOTH.seconds(2.8e9, 8e8) == pytest.approx(1.0 + 2e9 / 2e9)
+    full = Place("full rate both ways", 1e9, 1e9, False, both_bytes_per_s=1e9)
+    assert full.seconds(3e9, 2e9) == Place("duplex", 1e9, 1e9, True).seconds(3e9, 2e9)
+
+
+def test_where_the_processor_copies_nothing_hides() -> None:
+    plan = streamed(8.0)
+    assert update_s(1e8, plan, MEMORY, 0.5, 100) == pytest.approx(0.5 + moving_s(1e8, plan, MEMORY))
+    assert update_s(1e8, plan, MEMORY, 0.5, 1) == update_s(1e8, plan, DISK, 0.5, 1)
+
+
+@pytest.mark.parametrize("where", [DISK, LINK, BOTH])
 def test_an_update_hides_the_shorter_part(where: Place) -> None:
     plan = streamed(8.0)
     moving, first_and_last = moving_s(1e8, plan, where), 1e8 * 8 / 100 * (1 / 2e9 + 1 / 1e9)
@@ -91,7 +107,7 @@ def test_a_damaged_table_is_named(changed: str, message: str, tmp_path: Path, mo
 @pytest.mark.parametrize(
     "call",
     [
-        lambda: Place("x", 0.0, 1.0, True), lambda: Plan(-1.0, 0.0, 0.0, 0.0), lambda: streamed(0.0),
+        lambda: Place("x", 0.0, 1.0, True), lambda: Place("x", 1.0, 1.0, True, both_bytes_per_s=0.0), lambda: Plan(-1.0, 0.0, 0.0, 0.0), lambda: streamed(0.0),
         lambda: slowdown(0, streamed(8.0), DISK, 1e14), lambda: tokens_for(-1.0, streamed(8.0), DISK, 1e14),
         lambda: update_s(1e6, PLANS["ZeRO-Offload"], DISK, 1.0, 0), lambda: DISK.seconds(-1, 0),
     ],

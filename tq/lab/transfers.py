@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +14,27 @@ from tq.train.offload import PAGE, Scratch, aligned
 
 
 def calls(device: str, nbytes: int, folder: str | os.PathLike[str]) -> dict[str, Callable[[], Any]]:
-    """Calls that each move nbytes (whole pages) one way, "both" nbytes each way. A file of that size is in ``folder``.
+    """Calls that each move nbytes (whole pages) one way, "both" nbytes each way. Two files of that size in ``folder``.
 
-    On a CPU: "memory", "disk read" and "disk write". On a GPU, besides, "to GPU" and "from GPU" with page-locked
+    On a CPU: "memory", "disk read", "disk write" and "disk both", which reads one file and writes the other. On a GPU, besides, "to GPU" and "from GPU" with page-locked
     memory, the same with "pageable", and "both".
     """
     if nbytes < PAGE or nbytes % PAGE:
         raise ValueError(f"nbytes must be a multiple of {PAGE}, got {nbytes!r}")
-    file, a, b = Scratch(Path(folder), nbytes), aligned(nbytes), aligned(nbytes)
-    for buffer in (a, b):
+    files, (a, b) = [Scratch(Path(folder), nbytes) for _ in range(2)], (aligned(nbytes), aligned(nbytes))
+    for file, buffer in zip(files, (a, b), strict=True):
         buffer.fill_(1)
-    file.write(a)
+        file.write(buffer)
+    reader = ThreadPoolExecutor(1, "tq-transfers")
+
+    def disk_both() -> None:
+        reading = reader.submit(files[0].read, a)
+        files[1].write(b)
+        reading.result()
+
     found: dict[str, Callable[[], Any]] = {
-        "memory": lambda: b.copy_(a), "disk read": lambda: file.read(a), "disk write": lambda: file.write(a)
+        "memory": lambda: b.copy_(a), "disk read": lambda: files[0].read(a), "disk write": lambda: files[1].write(b),
+        "disk both": disk_both,
     }  # fmt: skip
     return found | (_with_gpu(nbytes, a) if device == "cuda" else {})
 

@@ -25,24 +25,35 @@ FLOPS = 6.0  # a parameter and token, forward and backward
 
 @dataclass(frozen=True)
 class Place:
-    """read, write: bytes/s to the device and away from it. duplex: both at the same time, at full rate."""
+    """read, write: bytes/s to the device and away from it. duplex: both at the same time, at full rate.
+
+    both: bytes/s each way while both go at once, where that was measured; it counts in the place of ``duplex``.
+    beside: moving goes on beside computing; False where the cores that compute also copy, as in a CPU's own memory.
+    """
 
     name: str
     read_bytes_per_s: Real
     write_bytes_per_s: Real
     duplex: bool
+    both_bytes_per_s: Real | None = None
+    beside: bool = True
 
     def __post_init__(self) -> None:
         for field in ("read_bytes_per_s", "write_bytes_per_s"):
             positive(field, getattr(self, field), finite=True)
-        boolean("duplex", self.duplex)
+        if self.both_bytes_per_s is not None:
+            positive("both_bytes_per_s", self.both_bytes_per_s, finite=True)
+        for name in ("duplex", "beside"):
+            boolean(name, getattr(self, name))
 
     def seconds(self, read_bytes: Real, written_bytes: Real) -> Real:
         """Time to move so many bytes in and out."""
         positive("read_bytes", read_bytes, zero=True, finite=True)
         positive("written_bytes", written_bytes, zero=True, finite=True)
-        there, back = read_bytes / self.read_bytes_per_s, written_bytes / self.write_bytes_per_s
-        return np.maximum(there, back) if self.duplex else there + back
+        shared = 0.0 if self.both_bytes_per_s is None else np.minimum(read_bytes, written_bytes)
+        there, back = (read_bytes - shared) / self.read_bytes_per_s, (written_bytes - shared) / self.write_bytes_per_s
+        alone = np.maximum(there, back) if self.duplex else there + back
+        return alone if self.both_bytes_per_s is None else alone + shared / self.both_bytes_per_s
 
 
 @dataclass(frozen=True)
@@ -126,11 +137,11 @@ def update_s(numbers: Real, plan: Plan, place: Place, compute_s: Real, buckets: 
     """
     positive("compute_s", compute_s, zero=True, finite=True)
     positive_int("buckets", buckets)
-    first = numbers * plan.read / buckets / place.read_bytes_per_s
-    last = numbers * plan.written / buckets / place.write_bytes_per_s
-    ends = first + last
-    inner = moving_s(numbers, plan, place) - (np.maximum(first, last) if place.duplex else ends)
-    return np.maximum(inner, compute_s) + ends
+    positive("numbers", numbers)
+    bucket = numbers / buckets
+    ends = place.seconds(bucket * plan.read, 0.0) + place.seconds(0.0, bucket * plan.written)
+    inner = place.seconds((numbers - bucket) * plan.read, (numbers - bucket) * plan.written)
+    return (np.maximum(inner, compute_s) if place.beside else inner + compute_s) + ends
 
 
 def slowdown(

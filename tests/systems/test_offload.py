@@ -107,7 +107,8 @@ def test_a_damaged_table_is_named(changed: str, message: str, tmp_path: Path, mo
 @pytest.mark.parametrize(
     "call",
     [
-        lambda: Place("x", 0.0, 1.0, True), lambda: Place("x", 1.0, 1.0, True, both_bytes_per_s=0.0), lambda: Plan(-1.0, 0.0, 0.0, 0.0), lambda: streamed(0.0),
+        lambda: Place("x", 0.0, 1.0, True), lambda: Place("x", 1.0, 1.0, True, both_bytes_per_s=0.0),
+        lambda: Plan(-1.0, 0.0, 0.0, 0.0), lambda: streamed(0.0),
         lambda: slowdown(0, streamed(8.0), DISK, 1e14), lambda: tokens_for(-1.0, streamed(8.0), DISK, 1e14),
         lambda: update_s(1e6, PLANS["ZeRO-Offload"], DISK, 1.0, 0), lambda: DISK.seconds(-1, 0),
     ],

@@ -16,8 +16,8 @@ from tq.train.offload import PAGE, Scratch, aligned
 def calls(device: str, nbytes: int, folder: str | os.PathLike[str]) -> dict[str, Callable[[], Any]]:
     """Calls that each move nbytes (whole pages) one way, "both" nbytes each way. Two files of that size in ``folder``.
 
-    On a CPU: "memory", "disk read", "disk write" and "disk both", which reads one file and writes the other. On a GPU, besides, "to GPU" and "from GPU" with page-locked
-    memory, the same with "pageable", and "both".
+    On a CPU: "memory", "disk read", "disk write" and "disk both", which reads one file and writes the other. On a GPU,
+    besides, "to GPU" and "from GPU" with page-locked memory, the same with "pageable", and "both".
     """
     if nbytes < PAGE or nbytes % PAGE:
         raise ValueError(f"nbytes must be a multiple of {PAGE}, got {nbytes!r}")

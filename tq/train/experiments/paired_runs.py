@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from tq.quant.codec import Codec
+from tq.quant.factors import Factors
 from tq.train.experiments.simulated_workers import Workers
 from tq.train.model.corpus import Corpus, load
 from tq.train.model.gpt import GPT, PRESETS
@@ -32,7 +33,8 @@ class Run:
         preset: of ``tq.train.model.gpt.PRESETS``; hidden: another width, with heads of 32.
         steps, batch, lr, seed: of ``TrainConfig``; the seed is the model's too. batch: sequences of all workers.
         workers: simulated replicas.
-        variant: a name in ``SCHEMES``, or "bf16", "powersgd", "top-k" with their ``amount``.
+        variant: a name in ``SCHEMES``, or of ``rival`` with its ``amount``; factors: for "factors", the codec taken
+            apart: rounds, levels, scale and rounding of ``tq.quant.factors.Factors``.
         bits: of the two phases; block: of the codec.
         state: bits of (m, v) between steps, or None.
         correct_v, warmup, v_every: of ``TurboQuantAdamW``.
@@ -51,6 +53,7 @@ class Run:
     batch: int = 8
     block: int = 128
     amount: float = 0.0
+    factors: tuple[int, str, str, str] | None = None
     state: tuple[int, int] | None = None
     correct_v: bool = False
     warmup: int = 0
@@ -74,7 +77,8 @@ def trainer(run: Run, device: torch.device | str = "cpu", corpus: Corpus | None 
             for p in model.parameters():
                 p.mul_(1 + run.noise * torch.randn(p.shape, generator=generator))
     corpus = load("stdlib", max_bytes=run.max_bytes) if corpus is None else corpus
-    scheme: str | Scheme = run.variant if run.variant in SCHEMES else rival(run.variant, run.amount)
+    factors = None if run.factors is None else Factors(*run.factors)
+    scheme: str | Scheme = run.variant if run.variant in SCHEMES else rival(run.variant, run.amount, factors)
     scale = SCHEMES[scheme].scale if isinstance(scheme, str) else scheme.scale
     first, second = (Codec(bits, run.block, scale, seed=run.seed) for bits in run.bits)
     settings = TrainConfig(

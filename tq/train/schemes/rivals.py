@@ -1,6 +1,7 @@
 """Schemes of others, for comparison.
 
-Sources: PowerSGD (Vogels et al. 2019); deep gradient compression (Lin et al. 2018); PyTorch's bf16_compress_hook.
+Sources: PowerSGD (Vogels et al. 2019); deep gradient compression (Lin et al. 2018); PyTorch's bf16_compress_hook;
+blocks of integers in both phases, ZeRO++'s qgZ (Wang et al. 2023); QSGD (Alistarh et al. 2017).
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tq.quant import formats
+from tq.quant.factors import Factors, qsgd
+from tq.quant.rotation import derive_seed
 from tq.train.schemes.bucket import Bucket, Exchange, Exchanged, Scheme
 from tq.train.schemes.ours import adam, send_exact
 
@@ -66,13 +70,56 @@ def send_largest(b: Bucket, share: float) -> Exchange:
     return Exchanged(answer.mean, {"error": whole, "dgc_momentum": momentum})
 
 
-def rival(name: str, amount: float = 0.0) -> Scheme:
-    """Schemes of others: "bf16"; "powersgd" with a rank; "top-k" with the share of entries sent."""
+RoundTrip = Callable[[Tensor, int], Tensor]  # of a vector, with a seed
+
+
+def send_rounded(b: Bucket, through: Callable[[Bucket], tuple[RoundTrip, float]]) -> Exchange:
+    """Each rank's gradient, and then the mean, through a format that is worked out here and not packed.
+
+    through: from the bucket, the round trip and the bits that an element takes; the bytes are counted from those.
+    """
+    trip, bits = through(b)
+    seeds = [derive_seed(b.codecs[0].seed, phase, *b.key) for phase in ("gradient", "mean")]
+    nbytes = 2 * (b.ranks - 1) / b.ranks * bits / 8 * b.gradient.numel()
+    answer = yield b.ask(trip(b.gradient, derive_seed(seeds[0], b.rank)), nbytes=nbytes)
+    return Exchanged(trip(answer.mean, seeds[1]), {})
+
+
+def _format(b: Bucket, format_: formats.Format) -> tuple[RoundTrip, float]:
+    return lambda x, seed: format_.roundtrip(x), format_.bits_per_element
+
+
+def _like_codec(b: Bucket, trip: Callable[[Tensor, int, int, int], Tensor]) -> tuple[RoundTrip, float]:
+    """With the bits, the blocks and the scales of the first phase's codec."""
+    codec = b.codecs[0]
+    return lambda x, seed: trip(x, codec.bits, codec.block, seed), codec.bits_per_element
+
+
+_BLOCK = 128  # with one fp32 scale, as the codec has it where nothing else is said
+FORMATS = {
+    "int8": formats.integer(8, _BLOCK), "int4": formats.integer(4, _BLOCK), "nf4": formats.nf4(_BLOCK),
+    "nf4-double": formats.nf4_double_quantized(), "fp8-e4m3": formats.fp8("e4m3", _BLOCK),
+    "fp8-e5m2": formats.fp8("e5m2", _BLOCK), "mxfp4": formats.mxfp4(), "nvfp4": formats.nvfp4(),
+}  # fmt: skip
+SIGN = Factors(0, scale="mse")  # with one bit: the mean magnitude of a block and the signs
+
+
+def rival(name: str, amount: float = 0.0, factors: Factors | None = None) -> Scheme:
+    """Schemes of others: "bf16"; "powersgd" with a rank; "top-k" with the share of entries sent; those of ``FORMATS``.
+
+    "qsgd" and "factors", the codec taken apart, with the bits and blocks of the codec; "sign" is ``SIGN`` with 1 bit.
+    """
     known: dict[str, Callable[..., Any]] = {
         "bf16": send_bf16,
         "powersgd": partial(send_low_rank, rank=int(amount)),
         "top-k": partial(send_largest, share=amount),
+        "qsgd": partial(send_rounded, through=partial(_like_codec, trip=qsgd)),
+        "sign": partial(send_rounded, through=partial(_like_codec, trip=SIGN.roundtrip)),
     }
+    known |= {key: partial(send_rounded, through=partial(_format, format_=f)) for key, f in FORMATS.items()}
+    if factors is not None:
+        known["factors"] = partial(send_rounded, through=partial(_like_codec, trip=factors.roundtrip))
     if name not in known:
         raise ValueError(f"name must be one of {', '.join(known)}; got {name!r}")
-    return Scheme(known[name], adam, per_rank=name != "bf16", name=f"{name} {amount:g}")
+    keeps = name in ("powersgd", "top-k")
+    return Scheme(known[name], adam, per_rank=keeps, name=f"{name} {amount:g}" + (f" {factors}" if factors else ""))

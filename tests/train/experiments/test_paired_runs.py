@@ -9,7 +9,7 @@ from tq.quant.factors import Factors
 from tq.train.experiments.paired_runs import Run, fields, train, trainer
 from tq.train.experiments.simulated_workers import Workers
 from tq.train.model.corpus import Corpus, load
-from tq.train.schemes import FORMATS, rival
+from tq.train.schemes import FORMATS, published, rival
 
 SHORT = Run("tiny", steps=6, workers=2, batch=4, max_bytes=400_000, evaluated=2)
 
@@ -85,6 +85,29 @@ def test_seeds_differ_between_ranks_steps_and_phases() -> None:
             layer(torch.ones(2, 16)).sum().backward()
         step_together(ranks)
     assert len(seen) == 12 and len(set(seen)) == 9  # a step: two gradients, and one mean on both ranks
+
+
+def test_the_published_rule_whole_and_taken_apart(corpus: Corpus) -> None:
+    steps = {"bits": (2, 2), "warmup": 2}
+    whole, same = _run(corpus, variant="published-v3", **steps), _run(corpus, variant="published", **steps)
+    assert whole.losses == same.losses and whole.drift() == same.drift() > 0
+    apart = {
+        rule: _run(corpus, variant="published", rule=rule, **steps)
+        for rule in [
+            ("tensor", "mean", True, 0.9), ("block", "own", True, 0.9), ("tensor", "own", False, 0.9),
+            ("tensor", "own", True, 0.5),
+        ]
+    }  # fmt: skip
+    losses = {tuple(found.losses) for found in apart.values()}
+    assert len(losses) == 4 and tuple(whole.losses) not in losses
+    assert {rule: found.drift() == 0 for rule, found in apart.items()} == {rule: rule[1] == "mean" for rule in apart}
+    assert all(found.losses[:2] == whole.losses[:2] for found in apart.values())  # the warm-up is exact
+    elements, scales = sum(p.numel() for p in whole.model.parameters()), len(list(whole.model.parameters()))
+    coded = apart["block", "own", True, 0.9].optimizer.bytes_sent - whole.optimizer.bytes_sent
+    assert coded == pytest.approx(4 * (elements * 4 / 128 - 4 * scales), rel=0.01)
+    for wrong in (("row",), ("tensor", "none"), ("tensor", "own", True, 1.0)):
+        with pytest.raises(ValueError, match="scale must be"):
+            published(*wrong)
 
 
 def test_a_run_is_its_plain_fields() -> None:

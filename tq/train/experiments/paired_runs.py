@@ -20,7 +20,7 @@ from tq.train.model.corpus import Corpus, load
 from tq.train.model.gpt import GPT, PRESETS
 from tq.train.model.loop import TrainConfig, Trainer
 from tq.train.optim import TurboQuantAdamW
-from tq.train.schemes import SCHEMES, Scheme, rival
+from tq.train.schemes import SCHEMES, Scheme, published, rival
 
 AUTOCAST = {"": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -34,7 +34,8 @@ class Run:
         steps, batch, lr, seed: of ``TrainConfig``; the seed is the model's too. batch: sequences of all workers.
         workers: simulated replicas.
         variant: a name in ``SCHEMES``, or of ``rival`` with its ``amount``; factors: for "factors", the codec taken
-            apart: rounds, levels, scale and rounding of ``tq.quant.factors.Factors``.
+            apart: rounds, levels, scale and rounding of ``tq.quant.factors.Factors``; rule: for "published", the
+            arguments of ``tq.train.schemes.published``.
         bits: of the two phases; block: of the codec.
         state: bits of (m, v) between steps, or None.
         correct_v, warmup, v_every: of ``TurboQuantAdamW``.
@@ -54,6 +55,7 @@ class Run:
     block: int = 128
     amount: float = 0.0
     factors: tuple[int, str, str, str] | None = None
+    rule: tuple[str, str, bool, float] | None = None
     state: tuple[int, int] | None = None
     correct_v: bool = False
     warmup: int = 0
@@ -77,8 +79,7 @@ def trainer(run: Run, device: torch.device | str = "cpu", corpus: Corpus | None 
             for p in model.parameters():
                 p.mul_(1 + run.noise * torch.randn(p.shape, generator=generator))
     corpus = load("stdlib", max_bytes=run.max_bytes) if corpus is None else corpus
-    factors = None if run.factors is None else Factors(*run.factors)
-    scheme: str | Scheme = run.variant if run.variant in SCHEMES else rival(run.variant, run.amount, factors)
+    scheme = _scheme(run)
     scale = SCHEMES[scheme].scale if isinstance(scheme, str) else scheme.scale
     first, second = (Codec(bits, run.block, scale, seed=run.seed) for bits in run.bits)
     settings = TrainConfig(
@@ -94,6 +95,14 @@ def trainer(run: Run, device: torch.device | str = "cpu", corpus: Corpus | None 
     if run.workers == 1:
         return Trainer(model, corpus, settings, device, optimizer)
     return Workers(model, corpus, settings, run.workers, optimizer, device)
+
+
+def _scheme(run: Run) -> str | Scheme:
+    if run.variant in SCHEMES:
+        return run.variant
+    if run.variant == "published":
+        return published(*(run.rule or ()))
+    return rival(run.variant, run.amount, None if run.factors is None else Factors(*run.factors))
 
 
 def train(run: dict[str, Any], device: str = "cpu") -> dict[str, Any]:

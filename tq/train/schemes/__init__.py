@@ -22,12 +22,19 @@ from tq.train.schemes.ours import (
     send_momentum,
     send_momentum_and_v,
 )
-from tq.train.schemes.published import by_running_scale, own_v, send_published, send_scaled_gradient, send_signs
+from tq.train.schemes.published import (
+    by_running_scale,
+    own_v,
+    published,
+    send_published,
+    send_scaled_gradient,
+    send_signs,
+)
 from tq.train.schemes.rivals import FORMATS, rival, send_low_rank
 
 __all__ = [
     "FORMATS", "SCHEMES", "Bucket", "Exchange", "Exchanged", "Moments", "New", "Scheme", "adam", "by_running_scale",
-    "rival", "send_low_rank", "side_by_side",
+    "published", "rival", "send_low_rank", "side_by_side",
 ]  # fmt: skip
 
 _per_rank = partial(Scheme, scale="mse", per_rank=True)

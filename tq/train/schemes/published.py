@@ -6,6 +6,7 @@ Sources: "published-v3" is TurboQuant-Adam v3 of the technical report AEGIS-TR-2
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -15,18 +16,20 @@ from tq.quant.codebook import lloyd_max
 from tq.quant.codec import Codec
 from tq.quant.rotation import rotate, unrotate
 from tq.train.comm.layout import seeded
-from tq.train.schemes.bucket import Bucket, Exchange, Exchanged, Moments
+from tq.train.schemes.bucket import Bucket, Exchange, Exchanged, Moments, Scheme
 
 SIGMA_MEMORY = 0.9  # of the running scale of "published-v3"; the report does not print it
 
 
-def by_running_scale(x: Tensor, sizes: Sequence[int], sigma: Tensor, codec: Codec, seed: int) -> tuple[Tensor, Tensor]:
+def by_running_scale(
+    x: Tensor, sizes: Sequence[int], sigma: Tensor, codec: Codec, seed: int, memory: float = SIGMA_MEMORY
+) -> tuple[Tensor, Tensor]:
     """(x decoded, sigma renewed): every tensor rotated in blocks, its levels times a moving average of its rms."""
     levels, thresholds = (torch.tensor(t, dtype=torch.float32, device=x.device) for t in lloyd_max(codec.bits))
     decoded, renewed = [], []
     for part, old in zip(x.split(list(sizes)), sigma, strict=True):
         now = part.square().mean().sqrt()
-        scale = torch.where(old > 0, SIGMA_MEMORY * old + (1 - SIGMA_MEMORY) * now, now)
+        scale = torch.where(old > 0, memory * old + (1 - memory) * now, now)
         blocks = F.pad(part, (0, -part.numel() % codec.block)).view(-1, codec.block)
         z = rotate(blocks, 1, seed) / scale.clamp_min(torch.finfo(torch.float32).tiny)
         decoded.append(unrotate(levels[torch.bucketize(z, thresholds)] * scale, 1, seed).view(-1)[: part.numel()])
@@ -34,31 +37,60 @@ def by_running_scale(x: Tensor, sizes: Sequence[int], sigma: Tensor, codec: Code
     return torch.cat(decoded), torch.stack(renewed)
 
 
-def _send_by_running_scale(b: Bucket, x: Tensor, feedback: bool) -> Exchange:
+def _send_to_all(b: Bucket, x: Tensor, feedback: bool, memory: float | None = SIGMA_MEMORY) -> Exchange:
+    """The report's all-gather: everybody's codes to everybody. memory: of the scale of a tensor; None: one a block."""
     whole = x + b.kept("error") if feedback else x
-    seed = seeded(b.codecs[0], b.key, b.rank).seed
-    sent, sigma = by_running_scale(whole, b.sizes, b.kept("sigma", len(b.sizes)), b.codecs[0], seed)
-    new = {"sigma": sigma} | ({"error": whole - sent} if feedback else {})
-    # the report's all-gather: everybody's codes to everybody
-    nbytes = (b.ranks - 1) * (sent.numel() * b.codecs[0].bits / 8 + 4 * len(b.sizes))
+    codec, new = seeded(b.codecs[0], b.key, b.rank), {}
+    if memory is None:
+        sent, scales = codec.decode(codec.encode(whole)), 0
+        bits = codec.bits_per_element
+    else:
+        sigma = b.kept("sigma", len(b.sizes))
+        sent, new["sigma"] = by_running_scale(whole, b.sizes, sigma, codec, codec.seed, memory)
+        bits, scales = codec.bits, len(b.sizes)
+    if feedback:
+        new["error"] = whole - sent
+    nbytes = (b.ranks - 1) * (sent.numel() * bits / 8 + 4 * scales)
     return Exchanged((yield b.ask(sent, nbytes=nbytes)).mean, new)
 
 
 def send_scaled_gradient(b: Bucket, feedback: bool) -> Exchange:
     """The gradient as the report quantizes: its setting for the failures of gradient quantization."""
-    return (yield from _send_by_running_scale(b, b.gradient, feedback))
+    return (yield from _send_to_all(b, b.gradient, feedback))
 
 
-def send_published(b: Bucket) -> Exchange:
-    """v3: m and v of this rank's gradients; m plus residual goes to all."""
+def send_published(
+    b: Bucket, feedback: bool = True, memory: float | None = SIGMA_MEMORY, mean_v: bool = False
+) -> Exchange:
+    """v3: m and v of this rank's gradients; m plus residual goes to all. mean_v: v is averaged in every step."""
     new = {"m": b.momentum(), "v": b.second_moment(b.gradient)}
-    momentum, renewed = yield from _send_by_running_scale(b, new["m"], feedback=True)
+    if mean_v:
+        new["v"] = (yield b.ask(new["v"])).mean
+    momentum, renewed = yield from _send_to_all(b, new["m"], feedback, memory)
     return Exchanged(momentum, new | renewed)
 
 
 def own_v(b: Bucket, found: Exchanged) -> Moments:
     """v3's update: the mean of what was sent over this rank's own v. The replicas drift apart."""
     return Moments(found.gradient, found.renewed["v"], {})
+
+
+def published(scale: str = "tensor", v: str = "own", feedback: bool = True, memory: float = SIGMA_MEMORY) -> Scheme:
+    """v3 taken apart. scale: one a "tensor", a moving average that keeps ``memory`` of itself, or one a "block", as
+    the codec's; v: each rank's "own", or the "mean" of all, sent exactly; feedback: of what was not sent.
+
+    ``published()`` is "published-v3".
+    """
+    if scale not in ("tensor", "block") or v not in ("own", "mean") or not 0 <= memory < 1:
+        raise ValueError(
+            f"scale must be 'tensor' or 'block', v 'own' or 'mean' and memory in [0, 1), got {scale!r}, {v!r}, "
+            f"{memory!r}"
+        )
+    exchange = partial(
+        send_published, feedback=feedback, memory=memory if scale == "tensor" else None, mean_v=v == "mean"
+    )
+    name = f"published {scale} {v} {feedback} {memory:g}"
+    return Scheme(exchange, own_v, "momentum", "mse", per_rank=True, agrees=v == "mean", name=name)
 
 
 def _signs(x: Tensor, sizes: Sequence[int]) -> Tensor:

@@ -40,6 +40,8 @@ class Run:
         state: bits of (m, v) between steps, or None.
         correct_v, warmup, v_every: of ``TurboQuantAdamW``.
         noise: relative disturbance of the initial weights.
+        code_seed: of the codec, whose runs then differ by the signs and by what is rounded at random alone; None: the
+            run's own.
         autocast: "", "bfloat16" or "float16" (with one worker).
         max_bytes: of the corpus. evaluated: batches of the held-out loss at the end.
     """
@@ -61,6 +63,7 @@ class Run:
     warmup: int = 0
     v_every: int = 50
     noise: float = 0.0
+    code_seed: int | None = None
     autocast: str = ""
     hidden: int | None = None
     max_bytes: int = 4_000_000
@@ -81,7 +84,8 @@ def trainer(run: Run, device: torch.device | str = "cpu", corpus: Corpus | None 
     corpus = load("stdlib", max_bytes=run.max_bytes) if corpus is None else corpus
     scheme = _scheme(run)
     scale = SCHEMES[scheme].scale if isinstance(scheme, str) else scheme.scale
-    first, second = (Codec(bits, run.block, scale, seed=run.seed) for bits in run.bits)
+    seed = run.seed if run.code_seed is None else run.code_seed
+    first, second = (Codec(bits, run.block, scale, seed=seed) for bits in run.bits)
     settings = TrainConfig(
         run.steps, run.batch, lr=run.lr, grad_clip=None, seed=run.seed, autocast=AUTOCAST[run.autocast]
     )

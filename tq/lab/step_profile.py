@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 from collections import Counter
 from typing import Any
 
@@ -46,6 +47,7 @@ def kind(operation: str) -> str:
 
 def by_kind(run: Any, steps: int = 1) -> dict[str, float]:
     """Seconds of a step of the trainer ``run`` by kind, the most first; ``REST`` is what no kind counts."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler prints how it starts and stops
     on_gpu = run.device.type == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
     with profile(activities=activities) as found:

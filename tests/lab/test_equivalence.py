@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import t
 
-from tq.lab.equivalence import Equivalence, calibrated, coverage, equivalence, holm, pairs_needed
+from tq.lab.equivalence import Equivalence, calibrated, coverage, differs, equivalence, holm, pairs_needed
 
 MARGIN = 0.003
 
@@ -86,3 +86,14 @@ def test_coverage_is_that_of_the_intervals_and_falls_where_the_nulls_are_off() -
     for call in (lambda: coverage([0.0] * 39, 8), lambda: coverage(list(nulls), 1), lambda: coverage(list(nulls), 61)):
         with pytest.raises(ValueError, match="at least 40"):
             call()
+
+
+def test_a_difference_is_found_where_there_is_none_in_one_case_of_twenty() -> None:
+    found = np.mean([differs(*_pairs(0.0, 0.002, 8, seed)) < 0.05 for seed in range(400)])
+    assert 0.03 < found < 0.07
+    assert differs(*_pairs(0.004, 0.001, 8, 1)) < 1e-4
+    assert differs([1.0, 2.0], [1.0, 2.0]) == 1 and differs([1.5, 2.5], [1.0, 2.0]) == 0
+    with pytest.raises(ValueError, match="NaN"):
+        differs([1.0, math.nan], [1.0, 1.0])
+    with pytest.raises(ValueError, match="two at least"):
+        differs([1.0], [1.0])

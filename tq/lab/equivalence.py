@@ -70,6 +70,21 @@ def equivalence(losses: Sequence[float], baseline: Sequence[float], margin: floa
     return Equivalence(mean, mean - half, mean + half, margin, float(max(above, below)), n)
 
 
+def differs(losses: Sequence[float], baseline: Sequence[float]) -> float:
+    """p of the two-sided t test that paired differences have mean zero; both in the order of the seeds, at least two.
+
+    ValueError for a run that is no longer finite: it has no difference.
+    """
+    from scipy.stats import ttest_1samp
+
+    differences = [number("losses", a - b) for a, b in zip(losses, baseline, strict=True)]
+    if len(differences) < 2:
+        raise ValueError(f"losses: {len(differences)} pairs; a test needs two at least")
+    if len(set(differences)) == 1:  # the same in all pairs
+        return float(differences[0] == 0)
+    return float(ttest_1samp(differences, 0.0).pvalue)
+
+
 def holm(p: Mapping[str, float]) -> dict[str, float]:
     """p values adjusted for their number (Holm 1979): those below ``LEVEL`` hold together with that error at most."""
     order, worst, found = sorted(p, key=lambda name: number(name, p[name])), 0.0, {}

@@ -63,14 +63,28 @@ class Factors:
         levels_L = uniform_levels(bits) if self.levels == "uniform" else torch.tensor(lloyd_max(bits)[0])
         levels_L = levels_L.to(u_NB)
         if self.rounding == "nearest":
-            return levels_L[torch.bucketize(u_NB, (levels_L[1:] + levels_L[:-1]) / 2)]
+            return _at(levels_L, _above(u_NB, (levels_L[1:] + levels_L[:-1]) / 2))
         return rounded_at_random(u_NB, levels_L, seed)
+
+
+def _above(u: Tensor, edges_E: Tensor) -> Tensor:
+    """How many of at most 255 ascending edges lie below each number; by comparisons, which vectorize, where few."""
+    if len(edges_E) > 16:
+        return torch.bucketize(u, edges_E)
+    count = torch.zeros(u.shape, dtype=torch.uint8, device=u.device)
+    for edge in edges_E:
+        count.add_(u > edge)
+    return count
+
+
+def _at(values_L: Tensor, index: Tensor) -> Tensor:
+    return values_L.index_select(0, index.int().flatten()).view(index.shape)
 
 
 def rounded_at_random(u: Tensor, levels_L: Tensor, seed: int) -> Tensor:
     """One of the two levels around each number, right in the mean; what lies beyond the last level becomes it."""
-    above = torch.bucketize(u, levels_L).clamp(1, len(levels_L) - 1)
-    low, high = levels_L[above - 1], levels_L[above]
+    below = _above(u, levels_L[1:-1])
+    low, high = _at(levels_L, below), _at(levels_L[1:], below)
     chance = (dither(seed, u.numel(), u.device).view(u.shape).float() + 0.5) / 65536
     return torch.where(u - low > chance * (high - low), high, low)
 

@@ -391,7 +391,7 @@ def test_a_rank_that_is_a_call_ahead_is_not_missed(tmp_path: Path) -> None:
 def in_ddp(rank: int, ranks: int) -> str:
     torch.manual_seed(0)
     wrapped = DistributedDataParallel(nn.Linear(40, 30))
-    wrapped.register_comm_hook(HookState(Codec(4)), ddp_hook)
+    wrapped.register_comm_hook(HookState(Codec(4), warmup=0), ddp_hook)
     loss = wrapped(torch.ones(2, 40)).sum()
     if rank == 1:
         failing("encode", 1, None)

@@ -151,7 +151,7 @@ def batch(step: int, rank: int) -> Tensor:
 
 def with_ddp(rank: int, ranks: int, bucket_mb: float) -> Any:
     wrapped = DistributedDataParallel(model(), find_unused_parameters=True, bucket_cap_mb=bucket_mb)
-    state = HookState(Codec(8, block=64))
+    state = HookState(Codec(8, block=64), warmup=0)
     wrapped.register_comm_hook(state, ddp_hook)
     optimizer = torch.optim.SGD(wrapped.parameters(), 0.1)
     for step in range(6):
@@ -185,6 +185,36 @@ def test_ddp_hook_with_accumulation_and_unused_parameters(bucket_mb: float, tmp_
         assert (p - exact).norm() < 0.02 * (exact - start).norm() + 1e-7
 
 
+def two_exact_steps(rank: int, ranks: int) -> Any:
+    """Weights after every step of three, with exact means in the first two, and with PyTorch's own in all."""
+    found = []
+    for hooked in (True, False):
+        wrapped = DistributedDataParallel(model(), bucket_cap_mb=0.01)
+        if hooked:
+            wrapped.register_comm_hook(HookState(Codec(2, block=64), warmup=2), ddp_hook)
+        optimizer, after = torch.optim.SGD(wrapped.parameters(), 0.1), []
+        for step in range(3):
+            optimizer.zero_grad()
+            wrapped(batch(step, rank), rare=True).square().mean().backward()
+            optimizer.step()
+            after.append([p.detach().clone() for p in wrapped.parameters()])
+        found.append(after)
+    return found
+
+
+def test_the_hook_sends_exact_means_first(tmp_path: Path) -> None:
+    for ours, theirs in values(2, tmp_path, two_exact_steps):
+        for step, (here, there) in enumerate(zip(ours, theirs, strict=True)):
+            near = all(torch.allclose(p, q, rtol=1e-6, atol=1e-8) for p, q in zip(here, there, strict=True))
+            assert near == (step < 2)
+
+
+@pytest.mark.parametrize("bad", (-1, True, 2.0))
+def test_a_hooks_warmup_is_a_number_of_steps(bad: Any) -> None:
+    with pytest.raises(ValueError, match="warmup must be an integer >= 0"):
+        HookState(Codec(), warmup=bad)
+
+
 class Tied(nn.Module):
     """One weight used twice, and a block that is computed again."""
 
@@ -209,7 +239,7 @@ def tied(wrapped: nn.Module, batches: list[list[Tensor]]) -> None:
 def static(rank: int, ranks: int) -> Any:
     replica = Tied()
     wrapped = DistributedDataParallel(replica, static_graph=True, bucket_cap_mb=0.005)
-    wrapped.register_comm_hook(HookState(Codec(8, block=64)), ddp_hook)
+    wrapped.register_comm_hook(HookState(Codec(8, block=64), warmup=0), ddp_hook)
     tied(wrapped, [[batch(step, rank)] for step in range(6)])
     return {"digest": digest(*replica.parameters()), "weights": [p.detach().clone() for p in replica.parameters()]}
 
@@ -376,7 +406,7 @@ def uneven_groups(rank: int, ranks: int) -> list[float]:
         assert work is not None
         work.wait()
         found.append(round(x.mean().item(), 2))
-    HookState(Codec())
+    HookState(Codec(), warmup=0)
     asked = Mean(torch.full((700,), float(rank)))
     assert torch.allclose(background(asked).wait().mean, torch.full((700,), (ranks - 1) / 2))
     before = threading.active_count()
@@ -415,4 +445,4 @@ def test_bad_arguments() -> None:
     with pytest.raises(ValueError, match="one block"):
         all_reduce(torch.ones(3), (Codec(), Codec(block=64)))
     with pytest.raises(RuntimeError, match="init_process_group"):
-        HookState(Codec())
+        HookState(Codec(), warmup=0)

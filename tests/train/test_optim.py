@@ -152,7 +152,7 @@ def test_a_local_step_holds_one_bucket_at_a_time(monkeypatch):
 def test_weights_of_every_dtype(dtype, variant):
     model = layers(dtype)
     before = [p.clone() for p in model.parameters()]
-    train_layers(model, TurboQuantAdamW(model.parameters(), lr=1e-2, variant=variant), 5)
+    train_layers(model, TurboQuantAdamW(model.parameters(), lr=1e-2, variant=variant, warmup=0), 5)
     for p, q in zip(model.parameters(), before, strict=True):
         assert p.dtype == dtype and p.isfinite().all() and not torch.equal(p, q)
 
@@ -163,7 +163,7 @@ def test_weights_in_fp64_keep_their_digits_and_dtypes_mix():
     kinds = (torch.float16, torch.bfloat16, torch.float32)
     mixed = [weight, *(nn.Parameter(torch.ones(3, dtype=dtype)) for dtype in kinds)]
     for variant in ("local", "exact", "gradient"):
-        optimizer = TurboQuantAdamW(mixed, lr=0.0, variant=variant, max_norm=1.0)
+        optimizer = TurboQuantAdamW(mixed, lr=0.0, variant=variant, max_norm=1.0, warmup=0)
         for p in mixed:
             p.grad = torch.ones_like(p)
         optimizer.step()
@@ -191,7 +191,8 @@ def test_parameters_that_join_late_take_steps_of_their_own():
 @pytest.mark.parametrize("name", ("local", "exact", "gradient", "gradient-ef"))
 def test_frozen_parameters_stay_on_several_ranks(name):
     models = [layers() for _ in range(2)]
-    optimizers = [TurboQuantAdamW(m.parameters(), lr=1e-2, weight_decay=0.1, variant=name) for m in models]
+    settings = {"lr": 1e-2, "weight_decay": 0.1, "variant": name, "warmup": 0}
+    optimizers = [TurboQuantAdamW(m.parameters(), **settings) for m in models]
     simulate_ranks(optimizers)
     for model in models:
         model[0].weight.requires_grad_(False)
@@ -219,7 +220,7 @@ def test_a_constant_gradient_moves_by_the_learning_rate_after_every_warm_up(name
 
 def test_copies_and_pickles_go_on_alike():
     model = layers()
-    optimizer = TurboQuantAdamW(model.parameters(), lr=1e-2, state=(4, 8))
+    optimizer = TurboQuantAdamW(model.parameters(), lr=1e-2, state=(4, 8), warmup=0)
     train_layers(model, optimizer, 3)
     twin, copied = copy.deepcopy((model, optimizer))
     third, thawed = pickle.loads(pickle.dumps((model, optimizer)))
@@ -239,7 +240,7 @@ def test_groups_may_be_empty():
 
 def test_closure_and_added_groups():
     model = layers()
-    optimizer = TurboQuantAdamW(model[0].parameters(), lr=1e-2)
+    optimizer = TurboQuantAdamW(model[0].parameters(), lr=1e-2, warmup=0)
     optimizer.add_param_group({"params": model[1].parameters(), "lr": 5e-3})
     x = torch.randn(8, 40, generator=torch.Generator().manual_seed(0))
 
@@ -265,8 +266,8 @@ def test_closure_and_added_groups():
         ({"state": (4, 8), "variant": "momentum"}, "goes with schemes that exchange gradients"),
         ({"correct_v": True, "variant": "exact"}, "goes with variant='gradient'"),
         ({"codec": (Codec(block=64), Codec(block=128))}, "one block size"),
-        ({"variant": "one-bit-adam"}, "keeps the v of its warm-up: warmup must be >= 1"),
-        ({"variant": "frozen-v"}, "warmup must be >= 1"),
+        ({"variant": "one-bit-adam", "warmup": 0}, "keeps the v of its warm-up: warmup must be >= 1"),
+        ({"variant": "frozen-v", "warmup": 0}, "warmup must be >= 1"),
         ({"betas": 0.9}, "betas must be two numbers"),
     ],
 )
@@ -291,6 +292,24 @@ def test_sparse_gradients_and_integers_are_refused():
     train_layers(layers(), optimizer, 2)
     with pytest.raises(ValueError, match="has no v for parameters that come after"):
         optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(3))]})
+
+
+@pytest.mark.parametrize("variant", ("gradient", "momentum-ef", "exact", "local"))
+def test_the_first_fifty_steps_are_exact_where_nothing_else_is_said(variant):
+    optimizer = TurboQuantAdamW(layers().parameters(), variant=variant)
+    assert optimizer.warmup == (50 if variant in ("gradient", "momentum-ef") else 0)
+    assert TurboQuantAdamW(layers().parameters(), variant=variant, warmup=7).warmup == 7
+
+
+def test_codes_begin_when_the_exact_steps_are_over():
+    plain, coded = layers(), layers()
+    exact, ours = (
+        TurboQuantAdamW(m.parameters(), lr=1e-2, variant=name) for m, name in ((plain, "exact"), (coded, "gradient"))
+    )
+    for step in range(52):
+        for model, optimizer in ((plain, exact), (coded, ours)):
+            train_layers(model, optimizer, 1, seed=step)
+        assert same(plain, coded) == (step < 50)
 
 
 @pytest.mark.parametrize("name", EVERY)

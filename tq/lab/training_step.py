@@ -161,7 +161,7 @@ class Activations:
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "AdamW of this package": {"variant": "exact"},
-    "gradients exchanged in 4 bits": {},
+    "gradients exchanged in 4 bits": {"warmup": 0},
     "AdamW's state in (4, 8) bits": {"variant": "exact", "state": (4, 8)},
 }
 HOOKS = {DDP: None, "DDP, hook of 4 bits": Codec()}

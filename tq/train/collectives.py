@@ -30,10 +30,7 @@ from tq.train.comm.agreement import Attempt, GroupError, Request, check_consiste
 from tq.train.comm.channels import (
     BEHIND,
     Channel,
-    all_gather,
     channel_of,
-    check_farewells,
-    expect,
     new_channel,
     resolve_group,
 )
@@ -48,7 +45,7 @@ from tq.train.comm.layout import (
     seeded,
     view_code,
 )  # fmt: skip
-from tq.train.comm.pipeline import Residuals, encode_mean, encode_residual, exact_mean_over, mean_over
+from tq.train.comm.pipeline import Residuals, encode_mean, encode_residual, exact_mean_over, mean_over, pass_round
 
 __all__ = [
     "Averaged", "Codecs", "GroupError", "HookState", "Mean", "ReduceScatter", "Residuals", "Work", "all_gather_mean",
@@ -59,6 +56,7 @@ __all__ = [
 # --- means of tensors -----------------------------------------------------------------------------------------
 
 T = TypeVar("T")
+WARMUP = 50  # first steps of a training with exact means, the shipped default
 
 
 class Work(Generic[T]):
@@ -180,36 +178,10 @@ def all_gather_mean(x: Tensor, codec: Codec, group: dist.ProcessGroup | None = N
     asked = Request("a gathering", (codec,), ((flat.numel(), flat.dtype),), ((step,),))
     with Attempt(channel) as attempt:
         check_consistent(asked, flat.device, channel)
-        _round(messages, channel, partial(attempt.make, partial(codecs[rank].encode, flat, mine), messages[rank]))
+        pass_round(messages, channel, partial(attempt.make, partial(codecs[rank].encode, flat, mine), messages[rank]))
         attempt.look(messages)
         attempt.make(decode)
     write()
-
-
-def _round(messages: Tensor, channel: Channel, write: Callable[[], None]) -> None:
-    """Row r of ``messages`` [ranks, bytes] becomes rank r's, of which ``write`` makes this rank's own."""
-    ranks, rank = len(messages), dist.get_rank(channel.group)
-    if messages.is_cuda if channel.tagged is None else not channel.tagged:
-        write()
-        with guarded(channel):
-            all_gather(messages.view(-1), messages[rank].clone(), group=channel.group)
-        return
-    before, after = (rank - 1) % ranks, (rank + 1) % ranks
-    group, tag = channel.group, channel.tag(0)  # messages between two ranks arrive in their order
-    rows = [messages[(rank - k) % ranks].unsqueeze(0) for k in range(ranks)]  # in the order in which they pass
-    for row in rows[1:]:
-        expect(row)
-    with guarded(channel):
-        received: list[Any] = [dist.irecv(row, group=group, group_src=before, tag=tag) for row in rows[1:]]
-    write()
-    with guarded(channel):
-        sent: list[Any] = []
-        for row, work, coming in zip(rows[:-1], received, rows[1:], strict=True):
-            sent.append(dist.isend(row, group=group, group_dst=after, tag=tag))
-            work.wait()
-            check_farewells(coming)
-        for work in sent:
-            work.wait()
 
 
 # --- DDP ------------------------------------------------------------------------------------------------------
@@ -218,14 +190,21 @@ def _round(messages: Tensor, channel: Channel, write: Callable[[], None]) -> Non
 class HookState:
     """What ``ddp_hook`` keeps: the codecs, the step, which the seeds come from, and a channel of its own.
 
+    warmup: first steps whose means are exact, 50 as in ``TurboQuantAdamW``, where the reason stands.
+
     Made by all ranks of the group together, after ``init_process_group``. The step counts what was synchronised, so
     that a job that goes on from a checkpoint, with ``load_state_dict``, sees the seeds that it would have seen.
     What is not finite propagates, whatever the codec says: DDP's users look at gradients, or a scaler does.
     """
 
-    def __init__(self, codec: Codec | Codecs, group: dist.ProcessGroup | None = None) -> None:
+    def __init__(
+        self, codec: Codec | Codecs, group: dist.ProcessGroup | None = None, warmup: int = WARMUP
+    ) -> None:
+        if isinstance(warmup, bool) or not isinstance(warmup, int) or warmup < 0:
+            raise ValueError(f"warmup must be an integer >= 0, got {warmup!r}")
         first, second = _pair(codec)
         self.codecs = replace(first, nonfinite="propagate"), replace(second, nonfinite="propagate")
+        self.warmup = warmup
         self.channel = new_channel(group)
         self.step = 0
 
@@ -253,7 +232,7 @@ def ddp_hook(state: HookState, bucket: dist.GradBucket) -> torch.futures.Future[
 
     def run() -> None:
         try:
-            mean_over([(buffer, key)], state.codecs, channel=state.channel)
+            _mean_of(state, buffer, key)
             future.set_result(buffer)
         except Exception as error:  # DDP raises it where it waits
             future.set_exception(error)  # type: ignore[arg-type]
@@ -262,13 +241,20 @@ def ddp_hook(state: HookState, bucket: dist.GradBucket) -> torch.futures.Future[
     return future
 
 
+def _mean_of(state: HookState, buffer: Tensor, key: Key) -> None:
+    if key[0] >= state.warmup:
+        mean_over([(buffer, key)], state.codecs, channel=state.channel)
+    else:
+        buffer.copy_(over_group([Mean(buffer.float())], channel=state.channel)[0].mean)
+
+
 def _on_stream(state: HookState, buffer: Tensor, key: Key) -> torch.futures.Future[Tensor]:
     """On a GPU the host waits only where ranks are compared, so a stream of its own is enough."""
     stream = state.channel.stream(buffer.device)
     stream.wait_stream(torch.cuda.current_stream(buffer.device))
     future: torch.futures.Future[Tensor] = torch.futures.Future(devices=[buffer.device])
     with torch.cuda.stream(stream):
-        mean_over([(buffer, key)], state.codecs, channel=state.channel)
+        _mean_of(state, buffer, key)
         buffer.record_stream(stream)
         future.set_result(buffer)
     return future

@@ -31,13 +31,14 @@ from tq.quant.codec import Codec
 from tq.quant.rotation import derive_seed, step_seed
 from tq.train import captured, checkpoint, compiled, fused, unfused
 from tq.train.adamw import check_dense, clip_, flat_gradients, what_is_not_finite
-from tq.train.collectives import Averaged, Codecs, Mean, mean_in_process, over_group
+from tq.train.collectives import WARMUP, Averaged, Codecs, Mean, mean_in_process, over_group
 from tq.train.options import check, check_capturable, check_parameter
 from tq.train.schemes import SCHEMES, Bucket, Exchanged, Scheme, adam, side_by_side
 from tq.train.shards import gradient_norm, local, local_gradient, rank_and_size, sharded_like
 from tq.train.state import MOMENTS, Run, Store, lent_once
 
 VARIANT = "gradient"  # shipped default
+UNCODED = ("exact", "local")  # variants that code nothing
 
 
 Step = Generator[list[Mean], list[Averaged], None]
@@ -54,7 +55,8 @@ class TurboQuantAdamW(Optimizer):
         state: bits of (m, v) between steps: m 2-8, v 2, 4 or 8; None keeps fp32. (4, 8) takes 1.55 bytes a parameter.
             What a parameter without a gradient has there is coded anew with its neighbours, so it moves a little.
         group: process group; None is the default group where ``torch.distributed`` is initialised.
-        warmup: first steps with exact exchange; at least one with "frozen-v" and "one-bit-adam".
+        warmup: first steps with exact exchange, in which luck is larger than anything a code does; at least one with
+            "frozen-v" and "one-bit-adam". None: ``WARMUP``, 50, and 0 where nothing is coded.
         max_norm: largest global norm of the gradient that enters the moments; None does not clip. Clip here and not
             before: what a rank sees before the exchange is not yet the gradient.
         v_every: K of "synced-v".
@@ -98,7 +100,7 @@ class TurboQuantAdamW(Optimizer):
         variant: str | Scheme | None = None,
         state: tuple[int, int] | None = None,
         group: dist.ProcessGroup | None = None,
-        warmup: int = 0,
+        warmup: int | None = None,
         *,
         max_norm: float | None = None,
         v_every: int = 50,
@@ -121,6 +123,7 @@ class TurboQuantAdamW(Optimizer):
             raise TypeError(f"variant must be one of {', '.join(SCHEMES)}, or a Scheme; got {variant!r}")
         self.scheme = SCHEMES[variant] if isinstance(variant, str) else variant
         self.variant = variant if isinstance(variant, str) else self.scheme.name
+        warmup = (0 if self.variant in UNCODED else WARMUP) if warmup is None else warmup
         if self.scheme.needs_warmup and warmup < 1:
             raise ValueError(f"variant={self.variant!r} keeps the v of its warm-up: warmup must be >= 1, got {warmup}")
         if correct_v and self.variant != "gradient":

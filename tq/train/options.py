@@ -25,7 +25,7 @@ _RULES: dict[str, _Rule] = {
               "two numbers in [0, 1)"),
     "eps": (lambda x: x >= 0, "a number >= 0"),
     "weight_decay": (lambda x: x >= 0, "a number >= 0"),
-    "warmup": (lambda x: isinstance(x, int) and x >= 0, "an integer >= 0"),
+    "warmup": (lambda x: x is None or (isinstance(x, int) and x >= 0), "an integer >= 0 or None"),
     "max_norm": (lambda x: x is None or x > 0, "a number > 0 or None"),
     "v_every": (_is_count, "an integer >= 1"),
     "bucket_elements": (_is_count, "an integer >= 1"),

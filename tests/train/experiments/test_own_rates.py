@@ -37,14 +37,14 @@ def test_each_arm_takes_its_own_rate_from_the_tuning_seeds() -> None:
     assert found["fp32"].losses == sorted(found["fp32"].losses) and len(found["fp32"].losses) == 3
 
 
-def test_seeds_that_chose_may_not_judge_and_what_never_stays_finite_is_named() -> None:
+def test_seeds_that_chose_may_not_judge_and_what_never_stays_finite_takes_the_lowest_rate() -> None:
     outcomes = _made_up({"exact": 2e-3, "gradient": 1e-3}, [])
     with pytest.raises(ValueError, match=r"\[1\] in both"):
         own_rates(outcomes, ARMS, RATES, (0, 1), (1, 2))
     with pytest.raises(ValueError, match="not be empty"):
         own_rates(outcomes, ARMS, (), (0,), (2,))
-    with pytest.raises(ValueError, match="keeps fp32, 4 bits finite"):
-        own_rates(outcomes, ARMS, (4e-3,), (1,), (2,))
+    lost = own_rates(outcomes, ARMS, (8e-3, 4e-3), (1,), (2,))["fp32"]
+    assert lost.run.lr == 4e-3 and all(math.isinf(mean) for mean in lost.tuning.values())
 
 
 def test_a_null_pair_differs_by_the_codes_seed_alone() -> None:

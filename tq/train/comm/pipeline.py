@@ -10,8 +10,9 @@ What a code loses is its *residual*; with error feedback it is added before the 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from tq.quant.codec import Code, Codec
 from tq.train.comm.agreement import Attempt, Request, check_consistent, guarded
-from tq.train.comm.channels import TURNS, Channel, Messages, channel_of
+from tq.train.comm.channels import TURNS, Channel, Messages, all_gather, channel_of, check_farewells, expect
 from tq.train.comm.layout import (
     Codecs,
     Key,
@@ -273,3 +274,29 @@ def complain(culprits: set[int]) -> None:
         raise FloatingPointError(
             f"what rank {names} sent holds numbers that are not finite; nonfinite='propagate' hands them on as NaN"
         )
+
+
+def pass_round(messages: Tensor, channel: Channel, write: Callable[[], None]) -> None:
+    """Row r of ``messages`` [ranks, bytes] becomes rank r's, of which ``write`` makes this rank's own."""
+    ranks, rank = len(messages), dist.get_rank(channel.group)
+    if messages.is_cuda if channel.tagged is None else not channel.tagged:
+        write()
+        with guarded(channel):
+            all_gather(messages.view(-1), messages[rank].clone(), group=channel.group)
+        return
+    before, after = (rank - 1) % ranks, (rank + 1) % ranks
+    group, tag = channel.group, channel.tag(0)  # messages between two ranks arrive in their order
+    rows = [messages[(rank - k) % ranks].unsqueeze(0) for k in range(ranks)]  # in the order in which they pass
+    for row in rows[1:]:
+        expect(row)
+    with guarded(channel):
+        received: list[Any] = [dist.irecv(row, group=group, group_src=before, tag=tag) for row in rows[1:]]
+    write()
+    with guarded(channel):
+        sent: list[Any] = []
+        for row, work, coming in zip(rows[:-1], received, rows[1:], strict=True):
+            sent.append(dist.isend(row, group=group, group_dst=after, tag=tag))
+            work.wait()
+            check_farewells(coming)
+        for work in sent:
+            work.wait()

@@ -51,7 +51,7 @@ def own_rates(
         rates: the same for all arms.
         tuning, fresh: seeds, none of them in both.
 
-    Raises ``ValueError`` for seeds in both, and where no rate of an arm stayed finite.
+    An arm that no rate kept finite gets the lowest. Raises ``ValueError`` for seeds in both.
     """
     if both := set(tuning) & set(fresh):
         raise ValueError(f"tuning and fresh must have no seed in common, got {sorted(both)} in both")
@@ -62,9 +62,7 @@ def own_rates(
     means = {
         name: {rate: _mean([next(ended)["valid"] for _ in tuning]) for rate in rates} for name in arms
     }  # in the order of ``tried``
-    best = {name: min(found, key=lambda rate: found[rate]) for name, found in means.items()}
-    if lost := [name for name, rate in best.items() if math.isinf(means[name][rate])]:
-        raise ValueError(f"no rate of {', '.join(map(str, rates))} keeps {', '.join(lost)} finite")
+    best = {name: min(found, key=lambda rate: (found[rate], rate)) for name, found in means.items()}
     runs = [replace(run, lr=best[name], seed=seed) for name, run in arms.items() for seed in fresh]
     reached = iter(outcomes(runs))
     return {

@@ -38,7 +38,7 @@ class ParallelTrainer(Trainer):
         model: the same on every rank.
         config: as of one trainer; ``batch`` is that of all ranks, which must divide it.
         how: "ddp", "fsdp" (every block a unit of its own) or "diloco".
-        codec: of gradients or pseudo-gradients; None sends fp32.
+        codec: of gradients or pseudo-gradients, from the first step on; None sends fp32.
         hook: (state, function) for DDP in place of the codec's: another communication hook.
         diloco: further arguments of ``DiLoCo``.
         sites: number of the site of each rank, for "diloco": replicas are the sites. All sites have as many ranks.
@@ -83,7 +83,7 @@ class ParallelTrainer(Trainer):
         if how == "ddp":
             wrapped = DistributedDataParallel(model, bucket_cap_mb=bucket_mb, gradient_as_bucket_view=True)
             if hook is None and codec is not None:
-                self.exchange = HookState(codec)
+                self.exchange = HookState(codec, warmup=0)
                 hook = self.exchange, ddp_hook
             if hook is not None:
                 wrapped.register_comm_hook(*hook)

@@ -1,0 +1,80 @@
+"""Arms beside a baseline: the tests count the arms, and what is recorded is what was found."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from tq.book.record import figures, intervals
+from tq.lab.equivalence import equivalence
+from tq.lab.judged import judge, record, rows, slug
+from tq.train.experiments.own_rates import Tuned
+from tq.train.experiments.paired_runs import Run
+
+MARGIN = 0.003
+BASE = [2.0, 2.1, 2.2, 2.3]
+
+
+def _arm(shifts: list[float], seed: int = 100, **run: Any) -> Tuned:
+    outcomes = [
+        {"valid": loss + shift, "bits": 32 * 0.2 + 4.25 * 0.8, "drift": abs(shift)}
+        for loss, shift in zip(BASE, shifts, strict=True)
+    ]
+    tuning = {1e-3: 2.5, 2e-3: 2.4, 4e-3: 2.6}
+    chosen = {"variant": "gradient", "lr": 2e-3, "steps": 200, "warmup": 40, **run}
+    return Tuned(Run(seed=seed, **chosen), tuning, outcomes)
+
+
+ARMS = {
+    "4 bits": _arm([0.0005, 0.0007, 0.0004, 0.0006]),
+    "near": _arm([0.0005, 0.0025, -0.0012, 0.0019]),
+    "far": _arm([0.1, 0.2, 0.1, 0.2], lr=4e-3),
+    "lost": _arm([math.nan, 0.1, 0.1, 0.1]),
+}
+FP32 = _arm([0.0] * 4, variant="exact", warmup=0)
+
+
+class _Ledger(dict[str, Any]):
+    def record(self, key: str, value: Any, unit: str = "1", **more: Any) -> Any:
+        self[key] = value
+        return value
+
+
+def test_the_number_of_arms_makes_each_test_harder() -> None:
+    alone = judge({"near": ARMS["near"]}, FP32, MARGIN)["near"]
+    among = judge(ARMS, FP32, MARGIN)
+    p = equivalence(ARMS["near"].losses, FP32.losses, MARGIN).p
+    assert alone.p == pytest.approx(p) and among["near"].p == pytest.approx(3 * p)
+    assert among["4 bits"].equivalent and not among["far"].equivalent and not among["lost"].equivalent
+    assert among["far"].arm.at_an_end and not among["4 bits"].arm.at_an_end
+
+
+def test_bits_are_those_after_the_start() -> None:
+    found = judge(ARMS, FP32, MARGIN)["4 bits"]
+    assert found.sent == pytest.approx(4.25) and found.drift == pytest.approx(0.0007)
+    assert judge({"fp32": FP32}, FP32, MARGIN)["fp32"].sent == 32
+
+
+def test_what_was_found_is_recorded_and_shown_in_the_table_and_the_figure() -> None:
+    found, ledger = judge(ARMS, FP32, MARGIN), _Ledger()
+    record(ledger, found, "formats/")
+    assert ledger["formats/4-bits/gap"] == pytest.approx(0.00055) and ledger["formats/4-bits/equivalent"] is True
+    assert ledger["formats/lost/gap"] is None and ledger["formats/lost/gap-high"] is None
+    assert ledger["formats/far/lr-at-an-end"] is True and ledger["formats/far/lr"] == 4e-3
+    table = rows(found)
+    assert table["4 bits"]["within 0.003"] == "shown" and table["lost"]["gap in nats"] == "not finite"
+    assert table["far"]["rate"] == "0.004 (end)"
+    _, ax = figures.figure("half")
+    intervals.draw(ax, found, {"far": "int4"}, linear=0.01)
+    labels = [label.get_text() for label in ax.get_yticklabels()]
+    assert labels == ["4 bits, 7.5×", "near, 7.5×", "far, 7.5×"]  # what is not finite has no place
+    assert all(ax.get_xlim()[0] <= t <= ax.get_xlim()[1] for t in ax.get_xticks())
+
+
+def test_other_seeds_are_no_pairs_and_names_become_keys() -> None:
+    with pytest.raises(ValueError, match="other seeds"):
+        judge({"moved": _arm([0.0] * 4, seed=101)}, FP32, MARGIN)
+    assert slug("top-k 1 %") == "top-k-1-pc" and slug("gradient 4/4") == "gradient-4-4"
+    assert slug("published, no feedback") == "published-no-feedback"

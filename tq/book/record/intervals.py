@@ -1,0 +1,44 @@
+"""Gaps of many arms in one figure: a row each, with its interval and the margin of equivalence behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from tq.book.record import figures
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from tq.lab.judged import Judged
+
+
+def draw(ax: Axes, judged: Mapping[str, Judged], looks: Mapping[str, str], linear: float | None = None) -> None:
+    """A row for every arm that stayed finite, in their order from above; filled where equivalence is shown.
+
+    looks: names of ``figures.METHODS`` by arm; others are drawn as "tq". linear: the axis is linear up to here and
+    logarithmic beyond, in nats; None: linear. The band is the margin.
+    """
+    shown = {name: one for name, one in judged.items() if one.finite}
+    margins = {one.margin for one in shown.values()}
+    for margin in margins:
+        ax.axvspan(-margin, margin, color=figures.GRID, lw=0, zorder=0)
+    for place, (name, one) in enumerate(shown.items()):
+        look = figures.method(looks.get(name, "tq"))
+        half = one.gap.half_width if one.gap.n > 1 else 0.0
+        ax.errorbar(
+            one.gap.mean, place, xerr=half, color=look.colour, marker="o", markersize=4.5, capsize=2, linestyle="",
+            markerfacecolor=look.colour if one.equivalent else figures.PAPER,
+        )  # fmt: skip
+    ax.axvline(0, color=figures.SOFT, lw=0.8)
+    ax.set_yticks(range(len(shown)), [f"{name}, {32 / one.sent:.1f}×" for name, one in shown.items()])
+    ax.invert_yaxis()
+    ax.grid(visible=False, axis="y")
+    ax.set_xlabel("gap of the held-out loss, nats")
+    if linear is not None:
+        ax.set_xscale("symlog", linthresh=linear)
+        low, high = ax.get_xlim()
+        powers = [power for power in (0.001, 0.01, 0.1, 1.0) if power >= linear]
+        ticks = [t for t in (*(-p for p in powers), 0.0, *powers) if low <= t <= high]
+        ax.set_xticks(sorted(ticks), [f"{t:g}" for t in sorted(ticks)])
+        ax.minorticks_off()

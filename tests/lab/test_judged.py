@@ -30,9 +30,10 @@ def _arm(shifts: list[float], seed: int = 100, **run: Any) -> Tuned:
 ARMS = {
     "4 bits": _arm([0.0005, 0.0007, 0.0004, 0.0006]),
     "near": _arm([0.0005, 0.0025, -0.0012, 0.0019]),
-    "far": _arm([0.1, 0.2, 0.1, 0.2], lr=4e-3),
+    "far": _arm([0.1, 0.2, 0.1, 0.2]),
     "lost": _arm([math.nan, 0.1, 0.1, 0.1]),
 }
+OWN = ARMS | {"far": _arm([0.05, 0.1, 0.05, 0.1], lr=4e-3)}
 FP32 = _arm([0.0] * 4, variant="exact", warmup=0)
 
 
@@ -43,29 +44,31 @@ class _Ledger(dict[str, Any]):
 
 
 def test_the_number_of_arms_makes_each_test_harder() -> None:
-    alone = judge({"near": ARMS["near"]}, FP32, MARGIN)["near"]
-    among = judge(ARMS, FP32, MARGIN)
+    alone = judge({"near": ARMS["near"]}, OWN, FP32, MARGIN)["near"]
+    among = judge(ARMS, OWN, FP32, MARGIN)
     p = equivalence(ARMS["near"].losses, FP32.losses, MARGIN).p
     assert alone.p == pytest.approx(p) and among["near"].p == pytest.approx(3 * p)
     assert among["4 bits"].equivalent and not among["far"].equivalent and not among["lost"].equivalent
-    assert among["far"].arm.at_an_end and not among["4 bits"].arm.at_an_end
+    assert among["far"].own.at_an_end and not among["4 bits"].own.at_an_end
+    assert among["far"].own_gap.mean == pytest.approx(0.075) and among["near"].own_gap == among["near"].gap
 
 
 def test_bits_are_those_after_the_start() -> None:
-    found = judge(ARMS, FP32, MARGIN)["4 bits"]
+    found = judge(ARMS, OWN, FP32, MARGIN)["4 bits"]
     assert found.sent == pytest.approx(4.25) and found.drift == pytest.approx(0.0007)
-    assert judge({"fp32": FP32}, FP32, MARGIN)["fp32"].sent == 32
+    assert judge({"fp32": FP32}, {"fp32": FP32}, FP32, MARGIN)["fp32"].sent == 32
 
 
 def test_what_was_found_is_recorded_and_shown_in_the_table_and_the_figure() -> None:
-    found, ledger = judge(ARMS, FP32, MARGIN), _Ledger()
+    found, ledger = judge(ARMS, OWN, FP32, MARGIN), _Ledger()
     record(ledger, found, "formats/")
     assert ledger["formats/4-bits/gap"] == pytest.approx(0.00055) and ledger["formats/4-bits/equivalent"] is True
     assert ledger["formats/lost/gap"] is None and ledger["formats/lost/gap-high"] is None
     assert ledger["formats/far/lr-at-an-end"] is True and ledger["formats/far/lr"] == 4e-3
+    assert ledger["formats/far/gap"] == pytest.approx(0.15) and ledger["formats/far/own-gap"] == pytest.approx(0.075)
     table = rows(found)
-    assert table["4 bits"]["within 0.003"] == "shown" and table["lost"]["gap in nats"] == "not finite"
-    assert table["far"]["rate"] == "0.004 (end)"
+    assert table["4 bits"]["within 0.003"] == "shown" and table["lost"]["loss gap as a drop-in"] == "not finite"
+    assert table["far"]["own rate"] == "0.004 (end)" and table["near"]["own rate"] == "0.002"
     _, ax = figures.figure("half")
     intervals.draw(ax, found, {"far": "int4"}, linear=0.01)
     labels = [label.get_text() for label in ax.get_yticklabels()]
@@ -74,7 +77,8 @@ def test_what_was_found_is_recorded_and_shown_in_the_table_and_the_figure() -> N
 
 
 def test_other_seeds_are_no_pairs_and_names_become_keys() -> None:
-    with pytest.raises(ValueError, match="other seeds"):
-        judge({"moved": _arm([0.0] * 4, seed=101)}, FP32, MARGIN)
+    for wrong, said in ((_arm([0.0] * 4, seed=101), "other seeds"), (_arm([0.0] * 4, lr=4e-3), "the rate 0.004")):
+        with pytest.raises(ValueError, match=said):
+            judge({"moved": wrong}, {"moved": wrong}, FP32, MARGIN)
     assert slug("top-k 1 %") == "top-k-1-pc" and slug("gradient 4/4") == "gradient-4-4"
     assert slug("published, no feedback") == "published-no-feedback"

@@ -14,11 +14,18 @@ from tq.train.experiments.own_rates import Tuned
 
 @dataclass(frozen=True)
 class Judged:
-    """arm: at its own rate, on the fresh seeds. gap: to the baseline on the same seeds, nats per token. margin, p: of
-    the two one-sided tests, by Holm over the arms that were judged together."""
+    """An arm beside a baseline at the baseline's own rate, as a drop-in, and each at its own.
 
-    arm: Tuned
+    Attributes:
+        kept: the arm at the baseline's rate. own: at its own; what chose it stands there.
+        gap: of ``kept`` to the baseline on the same fresh seeds, nats per token. own_gap: of ``own``.
+        margin, p: of the two one-sided tests of ``gap``, by Holm over the arms that were judged together.
+    """
+
+    kept: Tuned
+    own: Tuned
     gap: stats.Gap
+    own_gap: stats.Gap
     margin: float
     p: float
 
@@ -29,13 +36,13 @@ class Judged:
     @property
     def finite(self) -> bool:
         """Whether all runs stayed finite."""
-        return math.isfinite(self.gap.mean)
+        return math.isfinite(self.gap.mean) and math.isfinite(self.own_gap.mean)
 
     @property
     def sent(self) -> float:
         """Bits per element and step after the start in fp32, over those of an all-reduce that sends each twice."""
-        run, outcome = self.arm.run, self.arm.outcomes[0]
-        if self.arm.run.variant == "exact":
+        run, outcome = self.kept.run, self.kept.outcomes[0]
+        if run.variant == "exact":
             return 32.0
         share = run.warmup / run.steps
         return float((outcome["bits"] - 32 * share) / (1 - share))
@@ -43,35 +50,43 @@ class Judged:
     @property
     def drift(self) -> float:
         """Largest distance of replicas at the end of a run, relative to the length of the weights."""
-        return max(float(outcome["drift"]) for outcome in self.arm.outcomes)
-
-    def __str__(self) -> str:
-        return str(self.gap) if self.finite else "not finite"
+        return max(float(outcome["drift"]) for outcome in self.kept.outcomes)
 
 
-def judge(arms: Mapping[str, Tuned], baseline: Tuned, margin: float) -> dict[str, Judged]:
-    """Every arm beside the baseline, whose fresh seeds are theirs (``ValueError`` if not)."""
-    for name, arm in arms.items():
-        if arm.run.seed != baseline.run.seed or len(arm.outcomes) != len(baseline.outcomes):
-            raise ValueError(f"{name} has other seeds than the baseline")
-    adjusted = holm({name: equivalence(arm.losses, baseline.losses, margin).p for name, arm in arms.items()})
-    return {
-        name: Judged(arm, stats.gap(arm.losses, baseline.losses), margin, adjusted[name]) for name, arm in arms.items()
-    }
+def judge(
+    kept: Mapping[str, Tuned], own: Mapping[str, Tuned], baseline: Tuned, margin: float
+) -> dict[str, Judged]:
+    """Every arm beside the baseline, whose fresh seeds are theirs; ``ValueError`` if not, or for another rate in
+    ``kept``."""
+    for name in kept:
+        for arm in (kept[name], own[name]):
+            if arm.run.seed != baseline.run.seed or len(arm.outcomes) != len(baseline.outcomes):
+                raise ValueError(f"{name} has other seeds than the baseline")
+        if kept[name].run.lr != baseline.run.lr:
+            raise ValueError(f"{name} has the rate {kept[name].run.lr:g} and the baseline {baseline.run.lr:g}")
+    adjusted = holm({name: equivalence(arm.losses, baseline.losses, margin).p for name, arm in kept.items()})
+    gaps = {name: [stats.gap(side[name].losses, baseline.losses) for side in (kept, own)] for name in kept}
+    return {name: Judged(kept[name], own[name], *gaps[name], margin, adjusted[name]) for name in kept}
 
 
 def record(ch: stats.Recorder, judged: Mapping[str, Judged], under: str = "") -> None:
-    """Records of every arm, under its name: gap, gap-high, p, equivalent, lr, lr-at-an-end, sent and drift."""
+    """Records of every arm, under its name: gap, gap-high, p, equivalent, own-gap, lr, lr-at-an-end, sent and drift."""
     for name, one in judged.items():
-        key, n = f"{under}{slug(name)}", len(one.arm.outcomes)
+        key, n = f"{under}{slug(name)}", len(one.kept.outcomes)
         stats.record(ch, f"{key}/gap", one.gap)
         ch.record(f"{key}/gap-high", one.gap.high if math.isfinite(one.gap.high) else None, "nats")
         ch.record(f"{key}/p", one.p, n=n)
         ch.record(f"{key}/equivalent", one.equivalent, n=n)
-        ch.record(f"{key}/lr", one.arm.run.lr)
-        ch.record(f"{key}/lr-at-an-end", one.arm.at_an_end)
+        stats.record(ch, f"{key}/own-gap", one.own_gap)
+        ch.record(f"{key}/lr", one.own.run.lr)
+        ch.record(f"{key}/lr-at-an-end", one.own.at_an_end)
         ch.record(f"{key}/sent", one.sent, "bit")
         ch.record(f"{key}/drift", one.drift)
+
+
+def said(gap: stats.Gap) -> str:
+    """A gap with its half-width, or that a run was no longer finite."""
+    return str(gap) if math.isfinite(gap.mean) else "not finite"
 
 
 def slug(name: str) -> str:
@@ -81,15 +96,16 @@ def slug(name: str) -> str:
 
 
 def rows(judged: Mapping[str, Judged]) -> dict[str, dict[str, Any]]:
-    """Of a table: what each arm sends, its rate, gap, and what the tests say."""
+    """Of a table: what each arm sends, its gap at the baseline's rate, what the tests say, and its gap at its own."""
     return {
         name: {
-            "bits sent": round(one.sent, 2),
+            "bits sent": f"{one.sent:.2f}",
             "fewer bytes": f"{32 / one.sent:.1f}×",
-            "rate": f"{one.arm.run.lr:g}" + (" (end)" if one.arm.at_an_end else ""),
-            "gap in nats": str(one),
-            "p": f"{one.p:.2g}",
+            "loss gap as a drop-in": said(one.gap),
             f"within {one.margin:g}": "shown" if one.equivalent else "not shown",
+            "p": f"{one.p:.2g}",
+            "own rate": f"{one.own.run.lr:g}" + (" (end)" if one.own.at_an_end else ""),
+            "loss gap at its own rate": said(one.own_gap),
         }
         for name, one in judged.items()
     }

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tq.train.experiments.own_rates import null_pairs, own_rates
+from tq.train.experiments.own_rates import at_rate, null_pairs, own_rates
 from tq.train.experiments.paired_runs import Run, fields, train
 
 ARMS = {"fp32": Run("tiny"), "4 bits": Run("tiny", variant="gradient")}
@@ -45,6 +45,15 @@ def test_seeds_that_chose_may_not_judge_and_what_never_stays_finite_takes_the_lo
         own_rates(outcomes, ARMS, (), (0,), (2,))
     lost = own_rates(outcomes, ARMS, (8e-3, 4e-3), (1,), (2,))["fp32"]
     assert lost.run.lr == 4e-3 and all(math.isinf(mean) for mean in lost.tuning.values())
+
+
+def test_a_drop_in_keeps_the_rate_of_the_baseline() -> None:
+    seen: list[Run] = []
+    found = at_rate(_made_up({"exact": 2e-3, "gradient": 1e-3}, seen), ARMS, 2e-3, (7, 8))
+    assert [(run.variant, run.lr, run.seed) for run in seen] == [
+        (variant, 2e-3, seed) for variant in ("exact", "gradient") for seed in (7, 8)
+    ]
+    assert found["4 bits"].run.seed == 7 and len(found["4 bits"].losses) == 2 and not found["4 bits"].at_an_end
 
 
 def test_a_null_pair_differs_by_the_codes_seed_alone() -> None:

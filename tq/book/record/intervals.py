@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 def draw(ax: Axes, judged: Mapping[str, Judged], looks: Mapping[str, str], linear: float | None = None) -> None:
     """A row for every arm that stayed finite, in their order from above; filled where equivalence is shown.
 
+    Where an arm's own rate is another than the baseline's, its gap there stands below, thin, with a cross.
+
     looks: names of ``figures.METHODS`` by arm; others are drawn as "tq". linear: the axis is linear up to here and
     logarithmic beyond, in nats; None: linear. The band is the margin.
     """
@@ -25,11 +27,16 @@ def draw(ax: Axes, judged: Mapping[str, Judged], looks: Mapping[str, str], linea
         ax.axvspan(-margin, margin, color=figures.GRID, lw=0, zorder=0)
     for place, (name, one) in enumerate(shown.items()):
         look = figures.method(looks.get(name, "tq"))
-        half = one.gap.half_width if one.gap.n > 1 else 0.0
-        ax.errorbar(
-            one.gap.mean, place, xerr=half, color=look.colour, marker="o", markersize=4.5, capsize=2, linestyle="",
-            markerfacecolor=look.colour if one.equivalent else figures.PAPER,
-        )  # fmt: skip
+        for gap, below, more in (
+            (one.gap, 0.0, {"marker": "o", "markerfacecolor": look.colour if one.equivalent else figures.PAPER}),
+            (one.own_gap, 0.3, {"marker": "x", "elinewidth": 0.8}),
+        ):
+            if below == 0 or one.own.run.lr != one.kept.run.lr:
+                half = gap.half_width if gap.n > 1 else 0.0
+                ax.errorbar(
+                    gap.mean, place + below, xerr=half, color=look.colour, markersize=4.5, capsize=2, linestyle="",
+                    **more,
+                )  # fmt: skip
     ax.axvline(0, color=figures.SOFT, lw=0.8)
     ax.set_yticks(range(len(shown)), [f"{name}, {32 / one.sent:.1f}×" for name, one in shown.items()])
     ax.invert_yaxis()

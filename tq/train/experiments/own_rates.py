@@ -1,7 +1,8 @@
 """Arms of a comparison, each at the learning rate that suits it, on seeds that chose nothing.
 
 Every arm is tuned on the same rates and the same seeds, rivals and ours alike, and then judged on fresh seeds at the
-rate whose mean held-out loss was the lowest. An arm that is compared at another's rate is compared with bad luck.
+rate whose mean held-out loss was the lowest. An arm that is compared at another's rate alone is compared with bad luck.
+But runs at two rates part by luck as well, so what an arm changes as a drop-in is judged at the baseline's rate.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ class Tuned:
 
     Attributes:
         run: at that rate, of the first fresh seed.
-        tuning: mean held-out loss by rate, nats per token; infinite where a run of it was no longer finite.
+        tuning: mean held-out loss by rate, nats per token; infinite where a run of it was no longer finite. Empty for
+            a rate that was given.
         outcomes: of the fresh seeds, in their order.
     """
 
@@ -38,7 +40,7 @@ class Tuned:
     @property
     def at_an_end(self) -> bool:
         """Whether the best rate is the lowest or the highest of those tried, so that a better one may lie beyond."""
-        return self.run.lr in (min(self.tuning), max(self.tuning)) and len(self.tuning) > 1
+        return len(self.tuning) > 1 and self.run.lr in (min(self.tuning), max(self.tuning))
 
 
 def own_rates(
@@ -67,6 +69,17 @@ def own_rates(
     reached = iter(outcomes(runs))
     return {
         name: Tuned(replace(run, lr=best[name], seed=fresh[0]), means[name], [next(reached) for _ in fresh])
+        for name, run in arms.items()
+    }
+
+
+def at_rate(outcomes: Outcomes, arms: Mapping[str, Run], rate: float, fresh: Sequence[int]) -> dict[str, Tuned]:
+    """Every arm on the fresh seeds at one rate, that of a baseline: the arm as a drop-in, whose runs part from the
+    baseline's by nothing else."""
+    runs = [replace(run, lr=rate, seed=seed) for run in arms.values() for seed in fresh]
+    reached = iter(outcomes(runs))
+    return {
+        name: Tuned(replace(run, lr=rate, seed=fresh[0]), {}, [next(reached) for _ in fresh])
         for name, run in arms.items()
     }
 

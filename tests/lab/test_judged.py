@@ -76,6 +76,15 @@ def test_what_was_found_is_recorded_and_shown_in_the_table_and_the_figure() -> N
     assert all(ax.get_xlim()[0] <= t <= ax.get_xlim()[1] for t in ax.get_xticks())
 
 
+def test_runs_of_one_worker_send_nothing() -> None:
+    alone = _arm([0.0005, 0.0007, 0.0004, 0.0006], workers=1)
+    found, ledger = judge({"4 bits": alone}, {"4 bits": alone}, _arm([0.0] * 4, workers=1), MARGIN), _Ledger()
+    assert found["4 bits"].sent is None and found["4 bits"].drift is None
+    record(ledger, found)
+    assert "4-bits/gap" in ledger and "4-bits/sent" not in ledger and "4-bits/drift" not in ledger
+    assert "bits sent" not in rows(found)["4 bits"]
+
+
 def test_other_seeds_are_no_pairs_and_names_become_keys() -> None:
     for wrong, said in ((_arm([0.0] * 4, seed=101), "other seeds"), (_arm([0.0] * 4, lr=4e-3), "the rate 0.004")):
         with pytest.raises(ValueError, match=said):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import types
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from tq.lab import optimizers, peers
-from tq.train.experiments.paired_runs import Run
+from tq.train.experiments.paired_runs import Run, fields
 from tq.train.model import PRESETS, TrainConfig, load
 from tq.train.optim import TurboQuantAdamW
 
@@ -127,3 +128,14 @@ def test_a_loss_is_that_of_the_shared_start_run_on(monkeypatch: pytest.MonkeyPat
         return optimizer
 
     assert optimizers.held_out_loss(far, run, 1, corpus, "cpu") is None
+
+
+def test_a_peers_task_is_its_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optimizers, "PEERS", {"PyTorch's": ("torch.optim", "AdamW")})
+    run = Run(preset="tiny", steps=4, max_bytes=200_000, workers=1, lr=1e-3, evaluated=2)
+    task = {**fields(run), "shared": 2, "peer": "PyTorch's"}
+    found = optimizers.train_peer(task)
+    corpus = load("stdlib", max_bytes=run.max_bytes)
+    assert found == {"valid": optimizers.held_out_loss(torch.optim.AdamW, run, 2, corpus, "cpu")}
+    monkeypatch.setattr(optimizers, "held_out_loss", lambda *_: None)
+    assert math.isnan(optimizers.train_peer(task)["valid"])

@@ -39,18 +39,20 @@ class Judged:
         return math.isfinite(self.gap.mean) and math.isfinite(self.own_gap.mean)
 
     @property
-    def sent(self) -> float:
-        """Bits per element and step after the start in fp32, over those of an all-reduce that sends each twice."""
+    def sent(self) -> float | None:
+        """Bits per element and step after the start in fp32, over those of an all-reduce that sends each twice; None
+        for runs that send nothing."""
         run, outcome = self.kept.run, self.kept.outcomes[0]
-        if run.variant == "exact":
-            return 32.0
+        if "bits" not in outcome or run.workers == 1:
+            return None
         share = run.warmup / run.steps
-        return float((outcome["bits"] - 32 * share) / (1 - share))
+        return 32.0 if run.variant == "exact" else float((outcome["bits"] - 32 * share) / (1 - share))
 
     @property
-    def drift(self) -> float:
-        """Largest distance of replicas at the end of a run, relative to the length of the weights."""
-        return max(float(outcome["drift"]) for outcome in self.kept.outcomes)
+    def drift(self) -> float | None:
+        """Largest distance of replicas at the end of a run, relative to the length of the weights; None without any."""
+        distances = [float(outcome.get("drift", 0.0)) for outcome in self.kept.outcomes]
+        return max(distances) if self.kept.run.workers > 1 else None
 
 
 def judge(
@@ -80,8 +82,10 @@ def record(ch: stats.Recorder, judged: Mapping[str, Judged], under: str = "") ->
         stats.record(ch, f"{key}/own-gap", one.own_gap)
         ch.record(f"{key}/lr", one.own.run.lr)
         ch.record(f"{key}/lr-at-an-end", one.own.at_an_end)
-        ch.record(f"{key}/sent", one.sent, "bit")
-        ch.record(f"{key}/drift", one.drift)
+        if one.sent is not None:
+            ch.record(f"{key}/sent", one.sent, "bit")
+        if one.drift is not None:
+            ch.record(f"{key}/drift", one.drift)
 
 
 def said(gap: stats.Gap) -> str:
@@ -97,15 +101,14 @@ def slug(name: str) -> str:
 
 def rows(judged: Mapping[str, Judged]) -> dict[str, dict[str, Any]]:
     """Of a table: what each arm sends, its gap at the baseline's rate, what the tests say, and its gap at its own."""
-    return {
-        name: {
-            "bits sent": f"{one.sent:.2f}",
-            "fewer bytes": f"{32 / one.sent:.1f}×",
+    table = {}
+    for name, one in judged.items():
+        bits = {} if one.sent is None else {"bits sent": f"{one.sent:.2f}", "fewer bytes": f"{32 / one.sent:.1f}×"}
+        table[name] = bits | {
             "loss gap as a drop-in": said(one.gap),
             f"within {one.margin:g}": "shown" if one.equivalent else "not shown",
             "p": f"{one.p:.2g}",
             "own rate": f"{one.own.run.lr:g}" + (" (end)" if one.own.at_an_end else ""),
             "loss gap at its own rate": said(one.own_gap),
         }
-        for name, one in judged.items()
-    }
+    return table

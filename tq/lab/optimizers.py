@@ -6,6 +6,7 @@ compiler (torchao's step) runs compiled where it is timed, and as it stands ("ea
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -19,7 +20,7 @@ from torch.optim import Optimizer
 from tq.lab import peers
 from tq.train.experiments import shared_start
 from tq.train.experiments.paired_runs import Run
-from tq.train.model import GPT, PRESETS, Corpus, TrainConfig, Trainer, parameter_groups
+from tq.train.model import GPT, PRESETS, Corpus, TrainConfig, Trainer, load, parameter_groups
 
 Make = Callable[..., Optimizer]
 PEERS = {
@@ -117,6 +118,19 @@ def held_out_loss(make: Make, run: Run, shared: int, corpus: Corpus, device: str
     except FloatingPointError:
         return None
     return trained.evaluate(run.evaluated)
+
+
+def train_peer(task: dict[str, Any], device: str = "cpu") -> dict[str, float]:
+    """As ``shared_start.train``, with "peer": a name of ``PEERS``, in the place of our optimizer after the start.
+
+    Returns valid in nats a token, NaN if the run diverged.
+    """
+    given = {k: tuple(v) if isinstance(v, list) else v for k, v in task.items() if k not in ("shared", "peer")}
+    run = Run(**given)
+    module, kind = PEERS[task["peer"]]
+    make: Make = getattr(import_module(module), kind)
+    loss = held_out_loss(make, run, task["shared"], load("stdlib", max_bytes=run.max_bytes), device)
+    return {"valid": math.nan if loss is None else loss}
 
 
 def one_run(make: Make, preset: str, corpus: Corpus, config: TrainConfig, device: str) -> dict[str, float | None]:

@@ -29,6 +29,12 @@ def test_noise_disturbs_the_shared_weights_only() -> None:
     assert torch.equal(a["losses"][:5], b["losses"][:5]) and not torch.equal(a["losses"][5:], b["losses"][5:])
 
 
+def test_two_disturbances_of_one_run_differ_by_their_seed() -> None:
+    moved = replace(RUN, noise=1e-3)
+    a, b, again = (train({**fields(replace(moved, code_seed=s)), "shared": 5}) for s in (6, 7, 6))
+    assert a["valid"] == again["valid"] != b["valid"] and abs(a["valid"] - b["valid"]) < 0.05
+
+
 def test_errors() -> None:
     with pytest.raises(ValueError, match="workers must be 1, got 4"):
         train({**fields(replace(RUN, workers=4)), "shared": 2})

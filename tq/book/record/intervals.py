@@ -38,7 +38,8 @@ def draw(ax: Axes, judged: Mapping[str, Judged], looks: Mapping[str, str], linea
                     **more,
                 )  # fmt: skip
     ax.axvline(0, color=figures.SOFT, lw=0.8)
-    ax.set_yticks(range(len(shown)), [f"{name}, {32 / one.sent:.1f}×" for name, one in shown.items()])
+    labels = [name + (f", {32 / one.sent:.1f}×" if one.sent else "") for name, one in shown.items()]
+    ax.set_yticks(range(len(shown)), labels)
     ax.invert_yaxis()
     ax.grid(visible=False, axis="y")
     ax.set_xlabel("gap of the held-out loss, nats")

@@ -21,8 +21,9 @@ from tq.train.model.loop import Trainer
 def go_on(trainer: Trainer, run: Run, steps: int, noise: float = 0.0) -> Trainer:
     """Puts a trainer that has done nothing where ``run`` with exact means and fp32 states is after ``steps`` steps.
 
-    noise: relative disturbance of these weights. The trainer's optimizer has seen none of the steps. ValueError for a
-    trainer that is on its way, or for steps that the run does not have.
+    noise: relative disturbance of these weights, drawn from the run's ``code_seed``, or its seed. The trainer's
+    optimizer has seen none of the steps. ValueError for a trainer that is on its way, or for steps that the run does
+    not have.
     """
     if trainer.steps_done:
         raise ValueError(f"the trainer has done {trainer.steps_done} steps; only one that has done none can go on")
@@ -32,7 +33,7 @@ def go_on(trainer: Trainer, run: Run, steps: int, noise: float = 0.0) -> Trainer
     first.train(steps, progress=False)
     trainer.model.load_state_dict(first.model.state_dict())
     if noise:
-        generator = torch.Generator().manual_seed(run.seed)
+        generator = torch.Generator().manual_seed(run.seed if run.code_seed is None else run.code_seed)
         with torch.no_grad():
             for p in trainer.model.parameters():
                 p.mul_(1 + noise * torch.randn(p.shape, generator=generator).to(p.device))

@@ -67,8 +67,13 @@ def judge(
         if kept[name].run.lr != baseline.run.lr:
             raise ValueError(f"{name} has the rate {kept[name].run.lr:g} and the baseline {baseline.run.lr:g}")
     adjusted = holm({name: equivalence(arm.losses, baseline.losses, margin).p for name, arm in kept.items()})
-    gaps = {name: [stats.gap(side[name].losses, baseline.losses) for side in (kept, own)] for name in kept}
-    return {name: Judged(kept[name], own[name], *gaps[name], margin, adjusted[name]) for name in kept}
+
+    def gap(arm: Tuned) -> stats.Gap:
+        return stats.gap(arm.losses, baseline.losses)
+
+    return {
+        name: Judged(kept[name], own[name], gap(kept[name]), gap(own[name]), margin, adjusted[name]) for name in kept
+    }
 
 
 def record(ch: stats.Recorder, judged: Mapping[str, Judged], under: str = "") -> None:

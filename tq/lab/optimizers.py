@@ -125,7 +125,8 @@ def train_peer(task: dict[str, Any], device: str = "cpu") -> dict[str, float]:
 
     Returns valid in nats a token, NaN if the run diverged.
     """
-    given = {k: tuple(v) if isinstance(v, list) else v for k, v in task.items() if k not in ("shared", "peer")}
+    plain = {k: v for k, v in task.items() if k not in ("shared", "peer")}
+    given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in plain.items()}
     run = Run(**given)
     module, kind = PEERS[task["peer"]]
     make: Make = getattr(import_module(module), kind)

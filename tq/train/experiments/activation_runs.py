@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -43,7 +43,8 @@ def train(task: dict[str, Any], device: str = "cpu") -> dict[str, Any]:
     Returns losses (float32 [steps done]) and valid in nats a token, valid NaN if the run diverged; kept: bytes that
     the last step kept over those that it would have kept exact.
     """
-    run = ActivationRun(**{key: tuple(value) if isinstance(value, list) else value for key, value in task.items()})
+    given: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in task.items()}
+    run = ActivationRun(**given)
     if run.kept not in KEPT:
         raise ValueError(f"kept must be one of {', '.join(KEPT)}, got {run.kept!r}")
     if run.workers != 1 or not 0 <= run.shared < run.steps:
@@ -70,9 +71,3 @@ def train(task: dict[str, Any], device: str = "cpu") -> dict[str, Any]:
     except FloatingPointError:
         pass
     return {"losses": torch.tensor(trained.losses), "valid": valid, "kept": share}
-
-
-def fields(run: ActivationRun) -> dict[str, Any]:
-    """The fields that differ from the default, as plain values."""
-    default = asdict(ActivationRun())
-    return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(run).items() if v != default[k]}

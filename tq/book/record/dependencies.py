@@ -32,7 +32,7 @@ PRODUCED = ("results", "tables", "figures", "outcomes", "verdicts.json")  # what
 REPORTING = frozenset({
     "tq.book", "tq.book.paths", "tq.book.results", "tq.book.record", "tq.book.record.results", "tq.book.record.display",
     "tq.book.record.figures", "tq.book.record.figuredata", "tq.book.record.provenance", "tq.book.record.dependencies",
-    "tq.book.record.tasks",
+    "tq.book.record.intervals", "tq.book.record.tasks",
 })  # fmt: skip
 
 

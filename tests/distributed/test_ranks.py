@@ -32,6 +32,11 @@ def run(rank: int, ranks: int) -> dict[str, Any]:
             trainer = ParallelTrainer(GPT(PRESETS["tiny"]), corpus, CONFIG, how, codec, **options)
             trainer.train(progress=False)
             found[f"{how} {codec is not None}"] = (trainer.mean_losses(), trainer.evaluate(2))
+    pairwise = ParallelTrainer(GPT(PRESETS["tiny"]), corpus, CONFIG, "fsdp", pairwise=True)
+    pairwise.train(progress=False)
+    found["fsdp pairwise"] = (pairwise.mean_losses(), pairwise.evaluate(2))
+    with pytest.raises(ValueError, match="pairwise=True goes with how='fsdp' and no codec"):
+        ParallelTrainer(GPT(PRESETS["tiny"]), corpus, CONFIG, "fsdp", Codec(8), pairwise=True)
     for bad, said in (({"how": "zero"}, "how must be one of"), ({}, "ranks times accumulate=1 must divide 3")):
         with pytest.raises(ValueError, match=said):
             ParallelTrainer(GPT(PRESETS["tiny"]), corpus, CONFIG if bad else TrainConfig(steps=2, batch=3), **bad)
@@ -114,7 +119,7 @@ def test_ranks_follow_the_run_of_one_process(tmp_path: Path) -> None:
         if key.startswith("diloco"):
             assert abs(held_out - valid) < 0.1
         else:
-            tight = key.endswith("False")
+            tight = key.endswith(("False", "pairwise"))
             torch.testing.assert_close(mean, losses, rtol=0, atol=2e-4 if tight else 2e-2)
             assert abs(held_out - valid) < (1e-3 if tight else 2e-2), key
 

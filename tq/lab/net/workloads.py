@@ -161,13 +161,14 @@ def _trainer(
     *, how: str = "ddp", bits: int | None = None, hook: str | None = None, total: int = 400, preset: str = "1m",
     batch: int = 8, lr: float = 4e-3, seed: int = 0, shared: int = 0, max_bytes: int = 4_000_000,
     bucket_mb: float = 25.0, diloco: dict[str, Any] | None = None, sites: list[int] | None = None,
+    pairwise: bool = False,
 ) -> ParallelTrainer:  # fmt: skip
     config = TrainConfig(steps=total, batch=batch, lr=lr, seed=seed)
     hooks = {"bf16": (None, bf16), "powersgd": (_powersgd(), powerSGD_hook.powerSGD_hook)}
     made = ParallelTrainer(
         GPT(PRESETS[preset], seed), load("stdlib", max_bytes=max_bytes), config, how,
         None if bits is None else Codec(bits), hook=None if hook is None else hooks[hook], diloco=diloco,
-        bucket_mb=bucket_mb, sites=sites,
+        bucket_mb=bucket_mb, sites=sites, pairwise=pairwise,
     )  # fmt: skip
     if shared:
         if how == "diloco":
@@ -191,7 +192,7 @@ def training(run: dict[str, Any], steps: int, every: int = 0, batches: int = 4, 
     """The next steps of a training run; the first call with another run than the last starts that one.
 
     Arguments:
-        run: how, bits, diloco, sites, bucket_mb: as of ``ParallelTrainer``; hook: "bf16" or "powersgd", for DDP; total:
+        run: how, bits, diloco, sites, bucket_mb, pairwise: as of ``ParallelTrainer``; hook: "bf16" or "powersgd", for DDP; total:
             steps that the schedule of the learning rate knows; preset, batch, lr, seed, max_bytes: of model and data;
             shared: steps that it takes with exact means before, together with other runs of its seed.
         every: held-out loss after each so many steps, in nats, from so many ``batches``.

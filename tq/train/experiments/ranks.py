@@ -31,6 +31,27 @@ from tq.train.model.loop import TrainConfig, Trainer
 HOWS = ("ddp", "fsdp", "diloco")
 
 
+class PairwiseReduceScatter:
+    """For FSDP2's ``set_custom_reduce_scatter``: gradients in fp32 from every rank to every other, (n - 1)/n of the
+    tensor a rank, as a ring sends and as ``tq.train.collectives.ReduceScatter`` sends codes.
+
+    gloo's own reduce-scatter sends as much as an all-reduce, twice that, which is no fair baseline for its bytes.
+    """
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
+    ) -> None:
+        if op not in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
+            raise ValueError(f"op must be SUM or AVG, got {op}")
+        received = torch.empty_like(input_tensor)
+        dist.all_to_all_single(received, input_tensor, group=group)
+        total = received.view(dist.get_world_size(group), -1).sum(0)
+        output_tensor.view(-1).copy_(total / dist.get_world_size(group) if op == dist.ReduceOp.AVG else total)
+
+
 class ParallelTrainer(Trainer):
     """A trainer of one rank; made by all ranks of the group together.
 
@@ -40,6 +61,7 @@ class ParallelTrainer(Trainer):
         how: "ddp", "fsdp" (every block a unit of its own) or "diloco".
         codec: of gradients or pseudo-gradients, from the first step on; None sends fp32.
         hook: (state, function) for DDP in place of the codec's: another communication hook.
+        pairwise: with "fsdp" and without a codec, ``PairwiseReduceScatter`` in the place of the backend's.
         diloco: further arguments of ``DiLoCo``.
         sites: number of the site of each rank, for "diloco": replicas are the sites. All sites have as many ranks.
             None: every rank is a site.
@@ -55,7 +77,7 @@ class ParallelTrainer(Trainer):
         self, model: GPT, corpus: Corpus, config: TrainConfig, how: str = "ddp", codec: Codec | None = None, *,
         device: torch.device | str = "cpu", optimizer: Callable[[list[dict[str, Any]]], Optimizer] | None = None,
         hook: tuple[Any, Callable[..., Any]] | None = None, diloco: dict[str, Any] | None = None,
-        bucket_mb: float = 25.0, sites: Sequence[int] | None = None, inside: str = "ddp",
+        bucket_mb: float = 25.0, sites: Sequence[int] | None = None, inside: str = "ddp", pairwise: bool = False,
     ):  # fmt: skip
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         if how not in HOWS:
@@ -65,6 +87,8 @@ class ParallelTrainer(Trainer):
         sharded = how == "fsdp" or (how == "diloco" and inside == "fsdp")
         if sharded and config.autocast == torch.float16:
             raise ValueError("config.autocast must be torch.bfloat16 or None with FSDP2: its ranks would scale apart")
+        if pairwise and (how != "fsdp" or codec is not None):
+            raise ValueError("pairwise=True goes with how='fsdp' and no codec, which has a reduce-scatter of its own")
         if inside not in HOWS[:2]:
             raise ValueError(f"inside must be one of {', '.join(HOWS[:2])}, got {inside!r}")
         model = model.to(device)
@@ -77,6 +101,8 @@ class ParallelTrainer(Trainer):
                 fully_shard(unit, mesh=mesh)
                 if codec is not None and site is None:
                     unit.set_custom_reduce_scatter(self._reduce_scatter(codec))
+                elif pairwise and site is None:
+                    unit.set_custom_reduce_scatter(PairwiseReduceScatter())
         super().__init__(model, corpus, config, device, optimizer)
         self.how, self.codec, self.outer = how, repr(codec), None
         self.exchange: HookState | ReduceScatter | DiLoCo | None = getattr(self, "_scatter", None)

@@ -16,11 +16,11 @@ from functools import lru_cache
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from tq.quant.codebook import _gaussian_integrals, lloyd_max
-from tq.quant.rotation import dither, rotate, unrotate
+from tq.quant.formats import above, at, blocks, nearest, safe, unblocks
+from tq.quant.rotation import dither, rotate
 from tq.quant.settings import int_in, one_of
 
 CHOICES = {
@@ -47,44 +47,34 @@ class Factors:
 
     def roundtrip(self, x: Tensor, bits: int, block: int, seed: int) -> Tensor:
         """Decoded ``x``, fp32 of the same shape. seed: of the signs and of what is rounded at random."""
-        flat = x.float().reshape(-1)
-        x_NB = F.pad(flat, (0, -flat.numel() % block)).view(-1, block)
-        z_NB = rotate(x_NB, self.rounds, seed) if self.rounds else x_NB
+        x_NB, turn_BB = blocks(x, block), _rotation(block, self.rounds, seed, str(x.device))
+        z_NB = x_NB if turn_BB is None else x_NB @ turn_BB
         rms_N = z_NB.norm(dim=1) * block**-0.5
-        u_NB = z_NB / torch.where(rms_N > 0, rms_N, 1.0)[:, None]
+        u_NB = z_NB / safe(rms_N)[:, None]
         q_NB = self._quantized(u_NB, bits, seed)
         dot_N = (z_NB * q_NB).sum(1)
         s_N = dot_N / (q_NB * q_NB).sum(1) if self.scale == "mse" else (z_NB * z_NB).sum(1) / dot_N
         s_N = torch.where(rms_N > 0, s_N, 0.0)
-        y_NB = (unrotate(q_NB, self.rounds, seed) if self.rounds else q_NB) * s_N[:, None]
-        return y_NB.reshape(-1)[: flat.numel()].view(x.shape)
+        return unblocks((q_NB if turn_BB is None else q_NB @ turn_BB.T) * s_N[:, None], x)
 
     def _quantized(self, u_NB: Tensor, bits: int, seed: int) -> Tensor:
         levels_L = uniform_levels(bits) if self.levels == "uniform" else torch.tensor(lloyd_max(bits)[0])
         levels_L = levels_L.to(u_NB)
         if self.rounding == "nearest":
-            return _at(levels_L, _above(u_NB, (levels_L[1:] + levels_L[:-1]) / 2))
+            return nearest(u_NB, levels_L)
         return rounded_at_random(u_NB, levels_L, seed)
 
 
-def _above(u: Tensor, edges_E: Tensor) -> Tensor:
-    """How many of at most 255 ascending edges lie below each number; by comparisons, which vectorize, where few."""
-    if len(edges_E) > 16:
-        return torch.bucketize(u, edges_E)
-    count = torch.zeros(u.shape, dtype=torch.uint8, device=u.device)
-    for edge in edges_E:
-        count.add_(u > edge)
-    return count
-
-
-def _at(values_L: Tensor, index: Tensor) -> Tensor:
-    return values_L.index_select(0, index.int().flatten()).view(index.shape)
+@lru_cache(maxsize=256)
+def _rotation(block: int, rounds: int, seed: int, device: str) -> Tensor | None:
+    """fp32 [B, B] that rows are multiplied by from the right, faster here than butterflies; None without rounds."""
+    return rotate(torch.eye(block, device=device), rounds, seed) if rounds else None
 
 
 def rounded_at_random(u: Tensor, levels_L: Tensor, seed: int) -> Tensor:
     """One of the two levels around each number, right in the mean; what lies beyond the last level becomes it."""
-    below = _above(u, levels_L[1:-1])
-    low, high = _at(levels_L, below), _at(levels_L[1:], below)
+    below = above(u, levels_L[1:-1])
+    low, high = at(levels_L, below), at(levels_L[1:], below)
     chance = (dither(seed, u.numel(), u.device).view(u.shape).float() + 0.5) / 65536
     return torch.where(u - low > chance * (high - low), high, low)
 
@@ -107,10 +97,8 @@ def qsgd(x: Tensor, bits: int, block: int, seed: int) -> Tensor:
     """QSGD with the largest magnitude of a block as its scale: integers -(2**(b-1) - 1) ... 2**(b-1) - 1, rounded at
     random; fp32 of the shape of ``x``."""
     int_in("bits", bits, 2, 8)
-    flat = x.float().reshape(-1)
-    x_NB = F.pad(flat, (0, -flat.numel() % block)).view(-1, block)
+    x_NB = blocks(x, block)
     top = 2 ** (bits - 1) - 1
     scale_N1 = x_NB.abs().amax(1, keepdim=True) / top
     levels_L = torch.arange(-top, top + 1, dtype=torch.float32, device=x.device)
-    y_NB = rounded_at_random(x_NB / torch.where(scale_N1 > 0, scale_N1, 1.0), levels_L, seed) * scale_N1
-    return y_NB.reshape(-1)[: flat.numel()].view(x.shape)
+    return unblocks(rounded_at_random(x_NB / safe(scale_N1), levels_L, seed) * scale_N1, x)

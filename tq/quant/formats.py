@@ -21,7 +21,7 @@ from torch import Tensor
 from tq.quant.codec import Codec
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # magnitudes of a 4-bit float
-_E4M3_MAX, _E5M2_MAX = 448.0, 57344.0
+E4M3_MAX, _E5M2_MAX = 448.0, 57344.0
 
 
 @dataclass(frozen=True)
@@ -41,23 +41,40 @@ def nmse(x: Tensor, y: Tensor) -> float:
     return float(error / energy) if energy > 0 else (0.0 if error == 0 else float("inf"))
 
 
-def _blocks(x: Tensor, block: int | None) -> Tensor:
+def above(x: Tensor, edges_E: Tensor) -> Tensor:
+    """How many of at most 255 ascending edges lie below each number; by comparisons, which vectorize, where few."""
+    if len(edges_E) > 16:
+        return torch.bucketize(x, edges_E)
+    count = torch.zeros(x.shape, dtype=torch.uint8, device=x.device)
+    for edge in edges_E:
+        count.add_(x > edge)
+    return count
+
+
+def at(levels_L: Tensor, index: Tensor) -> Tensor:
+    """The levels of these numbers, in their shape."""
+    return levels_L.index_select(0, index.int().flatten()).view(index.shape)
+
+
+def nearest(x: Tensor, levels_L: Tensor) -> Tensor:
+    """The nearest of ascending levels to each number, the lower of two."""
+    return at(levels_L, above(x, (levels_L[1:] + levels_L[:-1]) / 2))
+
+
+def blocks(x: Tensor, block: int | None) -> Tensor:
+    """fp32 [N, B] of the flat tensor, zeros at its end; None: one block."""
     flat = x.float().reshape(-1)
-    if block is None:
-        return flat[None]
-    return F.pad(flat, (0, -flat.numel() % block)).view(-1, block)
+    return flat[None] if block is None else F.pad(flat, (0, -flat.numel() % block)).view(-1, block)
 
 
-def _unblocks(y_NB: Tensor, like: Tensor) -> Tensor:
+def unblocks(y_NB: Tensor, like: Tensor) -> Tensor:
+    """The shape of ``like`` from its blocks."""
     return y_NB.reshape(-1)[: like.numel()].view(like.shape)
 
 
-def _safe(scale: Tensor) -> Tensor:
+def safe(scale: Tensor) -> Tensor:
+    """Scales to divide by: 1 for those of blocks of zeros."""
     return torch.where(scale > 0, scale, 1.0)
-
-
-def _nearest(v: Tensor, levels: Tensor) -> Tensor:
-    return levels[torch.bucketize(v, (levels[1:] + levels[:-1]) / 2)]
 
 
 @lru_cache(maxsize=1)
@@ -79,10 +96,10 @@ def _absmax(levels: Tensor, block: int | None, scale_dtype: torch.dtype) -> Call
     """Levels scaled so that the largest level meets the block's largest magnitude."""
 
     def roundtrip(x: Tensor) -> Tensor:
-        x_NB = _blocks(x, block)
+        x_NB = blocks(x, block)
         level_L = levels.to(x.device)
         scale_N1 = (x_NB.abs().amax(1, keepdim=True) / level_L.max()).to(scale_dtype).float()
-        return _unblocks(_nearest(x_NB / _safe(scale_N1), level_L) * scale_N1, x)
+        return unblocks(nearest(x_NB / safe(scale_N1), level_L) * scale_N1, x)
 
     return roundtrip
 
@@ -91,14 +108,14 @@ def _double_quantized(levels: Tensor, block: int, group: int) -> Callable[[Tenso
     """QLoRA's double quantization: absmax scales less their mean, in groups of ``group``, stored as scaled E4M3."""
 
     def roundtrip(x: Tensor) -> Tensor:
-        x_NB = _blocks(x, block)
+        x_NB = blocks(x, block)
         scale_N = x_NB.abs().amax(1)
         mean = scale_N.mean()
-        centred_GN = _blocks(scale_N - mean, group)
-        unit_G1 = _safe(centred_GN.abs().amax(1, keepdim=True) / _E4M3_MAX)
+        centred_GN = blocks(scale_N - mean, group)
+        unit_G1 = safe(centred_GN.abs().amax(1, keepdim=True) / E4M3_MAX)
         coded = (centred_GN / unit_G1).to(torch.float8_e4m3fn).float() * unit_G1
         stored_N1 = (coded.reshape(-1)[: scale_N.numel()] + mean).clamp(min=0)[:, None]
-        return _unblocks(_nearest(x_NB / _safe(stored_N1), levels.to(x.device)) * stored_N1, x)
+        return unblocks(nearest(x_NB / safe(stored_N1), levels.to(x.device)) * stored_N1, x)
 
     return roundtrip
 
@@ -110,31 +127,31 @@ def _power_of_two_scale(x_NB: Tensor, largest_exponent: int) -> Tensor:
 
 
 def _mxfp4(x: Tensor) -> Tensor:
-    x_NB = _blocks(x, 32)
+    x_NB = blocks(x, 32)
     scale_N1 = _power_of_two_scale(x_NB, 2)
-    return _unblocks(_nearest(x_NB / scale_N1, _signed(E2M1).to(x.device)) * scale_N1, x)
+    return unblocks(nearest(x_NB / scale_N1, _signed(E2M1).to(x.device)) * scale_N1, x)
 
 
 def _nvfp4(x: Tensor) -> Tensor:
-    x_NB = _blocks(x, 16)
-    tensor_scale = _safe(x_NB.abs().amax() / (6.0 * _E4M3_MAX))  # one fp32 a tensor
+    x_NB = blocks(x, 16)
+    tensor_scale = safe(x_NB.abs().amax() / (6.0 * E4M3_MAX))  # one fp32 a tensor
     scale_N1 = (x_NB.abs().amax(1, keepdim=True) / 6.0 / tensor_scale).to(torch.float8_e4m3fn).float() * tensor_scale
-    return _unblocks(_nearest(x_NB / _safe(scale_N1), _signed(E2M1).to(x.device)) * scale_N1, x)
+    return unblocks(nearest(x_NB / safe(scale_N1), _signed(E2M1).to(x.device)) * scale_N1, x)
 
 
 def _fp8(dtype: torch.dtype, largest: float, block: int) -> Callable[[Tensor], Tensor]:
     def roundtrip(x: Tensor) -> Tensor:
-        x_NB = _blocks(x, block)
+        x_NB = blocks(x, block)
         scale_N1 = x_NB.abs().amax(1, keepdim=True) / largest
-        return _unblocks((x_NB / _safe(scale_N1)).clamp(-largest, largest).to(dtype).float() * scale_N1, x)
+        return unblocks((x_NB / safe(scale_N1)).clamp(-largest, largest).to(dtype).float() * scale_N1, x)
 
     return roundtrip
 
 
 def _mxfp8(x: Tensor) -> Tensor:
-    x_NB = _blocks(x, 32)
+    x_NB = blocks(x, 32)
     scale_N1 = _power_of_two_scale(x_NB, 8)
-    return _unblocks((x_NB / scale_N1).clamp(-_E4M3_MAX, _E4M3_MAX).to(torch.float8_e4m3fn).float() * scale_N1, x)
+    return unblocks((x_NB / scale_N1).clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn).float() * scale_N1, x)
 
 
 def integer(bits: int, block: int | None, scale_dtype: torch.dtype = torch.float32) -> Format:
@@ -153,11 +170,11 @@ def affine(bits: int, block: int) -> Format:
     """Uniform levels from the block's minimum to its maximum; two bf16 numbers a block."""
 
     def roundtrip(x: Tensor) -> Tensor:
-        x_NB = _blocks(x, block)
+        x_NB = blocks(x, block)
         low_N1 = x_NB.amin(1, keepdim=True).bfloat16().float()
         step_N1 = ((x_NB.amax(1, keepdim=True) - low_N1) / (2**bits - 1)).bfloat16().float()
-        code = ((x_NB - low_N1) / _safe(step_N1)).round().clamp(0, 2**bits - 1)
-        return _unblocks(code * step_N1 + low_N1, x)
+        code = ((x_NB - low_N1) / safe(step_N1)).round().clamp(0, 2**bits - 1)
+        return unblocks(code * step_N1 + low_N1, x)
 
     return Format(f"uniform {bits} bit, B={block}", "uniform", bits + 32 / block, roundtrip)
 
@@ -192,7 +209,7 @@ def fp8(kind: str = "e4m3", block: int = 128) -> Format:
     """FP8 E4M3 or E5M2 with one fp32 absmax scale a block."""
     if kind not in ("e4m3", "e5m2"):
         raise ValueError(f"kind must be 'e4m3' or 'e5m2', got {kind!r}")
-    dtype, largest = (torch.float8_e4m3fn, _E4M3_MAX) if kind == "e4m3" else (torch.float8_e5m2, _E5M2_MAX)
+    dtype, largest = (torch.float8_e4m3fn, E4M3_MAX) if kind == "e4m3" else (torch.float8_e5m2, _E5M2_MAX)
     return Format(f"FP8 {kind.upper()}, B={block}", "fp8", 8 + 32 / block, _fp8(dtype, largest, block))
 
 

@@ -13,30 +13,29 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from tq.quant.factors import _above, _at
-from tq.quant.formats import _E4M3_MAX, Format, _blocks, _safe, _unblocks, nf4_levels
+from tq.quant.formats import E4M3_MAX, Format, blocks, nearest, nf4_levels, safe, unblocks
 from tq.quant.scale_search import multipliers
 
 
 def _codes_and_scales(x_NB: Tensor, levels_L: Tensor, tries: int) -> tuple[Tensor, Tensor]:
     """(levels chosen [N, B], least-squares scales [N, 1]) of the multiplier whose codes have the largest cosine."""
-    unit_NB = x_NB / _safe(x_NB.abs().amax(1, keepdim=True)) * levels_L.max()
-    best_NB, edges_E = torch.zeros_like(unit_NB), (levels_L[1:] + levels_L[:-1]) / 2
+    unit_NB = x_NB / safe(x_NB.abs().amax(1, keepdim=True)) * levels_L.max()
+    best_NB = torch.zeros_like(unit_NB)
     found_N1 = x_NB.new_full((len(x_NB), 1), -1.0)
     for m in multipliers(tries):
-        q_NB = _at(levels_L, _above(m * unit_NB, edges_E))
-        cosine_N1 = (x_NB * q_NB).sum(1, keepdim=True) / _safe(q_NB.norm(dim=1, keepdim=True))
+        q_NB = nearest(m * unit_NB, levels_L)
+        cosine_N1 = (x_NB * q_NB).sum(1, keepdim=True) / safe(q_NB.norm(dim=1, keepdim=True))
         better_N1 = cosine_N1 > found_N1
         best_NB, found_N1 = torch.where(better_N1, q_NB, best_NB), torch.where(better_N1, cosine_N1, found_N1)
-    return best_NB, (x_NB * best_NB).sum(1, keepdim=True) / _safe(best_NB.square().sum(1, keepdim=True))
+    return best_NB, (x_NB * best_NB).sum(1, keepdim=True) / safe(best_NB.square().sum(1, keepdim=True))
 
 
 def _format(
     name: str, family: str, bits: float, levels_L: Tensor, block: int, tries: int, stored: Callable[[Tensor], Tensor]
 ) -> Format:
     def roundtrip(x: Tensor) -> Tensor:
-        q_NB, scale_N1 = _codes_and_scales(_blocks(x, block), levels_L.to(x.device), tries)
-        return _unblocks(q_NB * stored(scale_N1), x)
+        q_NB, scale_N1 = _codes_and_scales(blocks(x, block), levels_L.to(x.device), tries)
+        return unblocks(q_NB * stored(scale_N1), x)
 
     return Format(f"{name}, search {tries}", family, bits, roundtrip)
 
@@ -52,8 +51,8 @@ def nf4_double_quantized(tries: int = 17) -> Format:
 
     def stored(scale_N1: Tensor) -> Tensor:
         mean = scale_N1.mean()
-        centred_GN = _blocks(scale_N1 - mean, 256)
-        unit_G1 = _safe(centred_GN.abs().amax(1, keepdim=True) / _E4M3_MAX)
+        centred_GN = blocks(scale_N1 - mean, 256)
+        unit_G1 = safe(centred_GN.abs().amax(1, keepdim=True) / E4M3_MAX)
         coded = (centred_GN / unit_G1).to(torch.float8_e4m3fn).float() * unit_G1
         return (coded.reshape(-1)[: scale_N1.numel()] + mean).clamp(min=0).view_as(scale_N1)
 

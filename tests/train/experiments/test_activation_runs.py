@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from tq.train.experiments.activation_runs import KEPT, ActivationRun, train
-from tq.train.experiments.own_rates import fields_of
+from tq.train.experiments.paired_runs import fields
 
 SHORT = ActivationRun("tiny", steps=4, batch=2, max_bytes=300_000, evaluated=1, shared=2)
 
 
 def _trained(**changes: Any) -> dict[str, Any]:
-    return train(fields_of(replace(SHORT, **changes)))
+    return train(fields(replace(SHORT, **changes)))
 
 
 def test_a_pair_shares_its_start_and_parts_with_the_codes() -> None:
@@ -35,7 +35,7 @@ def test_what_is_kept_is_as_small_as_its_bits(kept: str) -> None:
 
 
 def test_fields_are_plain_and_wrong_ones_are_refused() -> None:
-    assert fields_of(SHORT) == {
+    assert fields(SHORT) == {
         "preset": "tiny", "steps": 4, "batch": 2, "max_bytes": 300_000, "evaluated": 1, "shared": 2
     }  # fmt: skip
     for wrong in ({"kept": "3 bits"}, {"workers": 2}, {"shared": 4}):

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from tq.train.experiments.own_rates import fields_of
+from tq.train.experiments.paired_runs import fields
 from tq.train.experiments.simulated_sites import SiteRun, Sites, train
 
 SHORT = SiteRun("tiny", hidden=32, steps=8, batch=4, warmup=2, every=3, max_bytes=300_000, evaluated=1)
 
 
 def _trained(**changes: Any) -> dict[str, Any]:
-    return train(fields_of(replace(SHORT, **changes)))
+    return train(fields(replace(SHORT, **changes)))
 
 
 def _apart(sites: Sites) -> bool:

@@ -192,9 +192,9 @@ def training(run: dict[str, Any], steps: int, every: int = 0, batches: int = 4, 
     """The next steps of a training run; the first call with another run than the last starts that one.
 
     Arguments:
-        run: how, bits, diloco, sites, bucket_mb, pairwise: as of ``ParallelTrainer``; hook: "bf16" or "powersgd", for DDP; total:
-            steps that the schedule of the learning rate knows; preset, batch, lr, seed, max_bytes: of model and data;
-            shared: steps that it takes with exact means before, together with other runs of its seed.
+        run: how, bits, diloco, sites, bucket_mb, pairwise: as of ``ParallelTrainer``; hook: "bf16" or "powersgd", for
+            DDP; total: steps that the schedule of the learning rate knows; preset, batch, lr, seed, max_bytes: of model
+            and data; shared: steps that it takes with exact means before, together with other runs of its seed.
         every: held-out loss after each so many steps, in nats, from so many ``batches``.
         alone: without any exchange, for the time of the computation.
 

@@ -7,6 +7,7 @@ there are tens of megabytes. They are tokenised by a byte-level BPE of their own
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import time
 from dataclasses import replace
@@ -22,6 +23,7 @@ from tq.train.model.corpus import Corpus, bits_per_byte, text_file
 from tq.train.model.text_sources import cache_dir, stdlib, write_whole
 
 HELD_OUT = 0.05
+KEEP_S = 300.0  # between two checkpoints of a long run
 
 
 def python_sources(vocab: int, max_bytes: int) -> Corpus:
@@ -61,31 +63,62 @@ def unigram_bits_per_byte(corpus: Corpus) -> float:
     return bits_per_byte(nats, corpus, "train")
 
 
-def train(task: dict[str, Any], device: str = "cpu") -> dict[str, Any]:
-    """A whole run: the fields of ``paired_runs.Run`` that are not the default, and "vocab", that of the BPE.
+def train(
+    task: dict[str, Any], device: str = "cpu", checkpoint: Path | None = None, progress: bool = False
+) -> dict[str, Any]:
+    """A whole run.
+
+    Arguments:
+        task: the fields of ``paired_runs.Run`` that are not the default; "vocab", that of the BPE; and, where wanted,
+            "seq", tokens of a sequence if not as many as the model takes, and "looks", steps after which the held-out
+            loss is taken as well.
+        checkpoint: file that the run is kept in every ``KEEP_S`` seconds and goes on from; gone at its end.
+        progress: draws a bar.
 
     Returns:
         losses (float32 [steps done]) and valid in nats a token, valid NaN if the run diverged; bits_per_byte: valid
-        in bits a byte; unigram: that of single tokens; step_s: mean seconds a step of all workers, one after the
-        other; drift between replicas; corpus: its SHA-256; corpus_bytes.
+        in bits a byte; looks: {step: held-out loss}; unigram: bits a byte of single tokens; step_s: mean seconds a step
+        of all workers, one after the other; drift between replicas; corpus: its SHA-256; corpus_bytes.
     """
-    given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in task.items() if k != "vocab"}
+    own = {key: value for key, value in task.items() if key not in ("vocab", "seq", "looks")}
+    given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in own.items()}
     run = Run(**given)
     corpus = python_sources(task["vocab"], run.max_bytes)
     trained = paired_runs.trainer(run, device, corpus)
-    valid, start = math.nan, time.perf_counter()
+    trained.seq = min(trained.seq, task.get("seq") or trained.seq)
+    beside: dict[str, Any] = {"seconds": 0.0, "looks": {}}
+    notes = None if checkpoint is None else checkpoint.with_suffix(".json")
+    if checkpoint is not None and notes is not None and checkpoint.exists() and notes.exists():
+        trained.load(checkpoint)
+        beside = json.loads(notes.read_text())
+    valid, kept_at = math.nan, time.perf_counter()
+    goals = sorted({*(step for step in task.get("looks", ()) if step < run.steps), run.steps})
     try:
-        trained.train(progress=False)
-        seconds = time.perf_counter() - start  # every step reads its loss, so nothing is still queued
+        while trained.steps_done < run.steps:
+            goal, start = next(step for step in goals if step > trained.steps_done), time.perf_counter()
+            trained.train(goal if checkpoint is None else min(goal, trained.steps_done + 10), progress=progress)
+            beside["seconds"] += time.perf_counter() - start  # every step reads its loss, so nothing is still queued
+            if trained.steps_done in goals[:-1]:
+                beside["looks"][str(trained.steps_done)] = trained.evaluate(run.evaluated)
+            if checkpoint is not None and notes is not None and time.perf_counter() - kept_at > KEEP_S:
+                notes.parent.mkdir(parents=True, exist_ok=True)
+                notes.unlink(missing_ok=True)  # so that no notes lie beside another checkpoint
+                trained.save(checkpoint)
+                notes.write_text(json.dumps(beside))
+                kept_at = time.perf_counter()
         valid = trained.evaluate(run.evaluated)
     except FloatingPointError:
-        seconds = time.perf_counter() - start
+        pass
+    for path in (checkpoint, notes):
+        if path is not None:
+            path.unlink(missing_ok=True)
     return {
         "losses": torch.tensor(trained.losses),
         "valid": valid,
+        "looks": {int(step): loss for step, loss in beside["looks"].items()},
         "bits_per_byte": bits_per_byte(valid, corpus),
         "unigram": unigram_bits_per_byte(corpus),
-        "step_s": seconds / max(1, trained.steps_done),
+        "step_s": beside["seconds"] / max(1, trained.steps_done),
         "drift": trained.drift() if isinstance(trained, Workers) else 0.0,
         "corpus": corpus.sha256,
         "corpus_bytes": corpus.train_bytes + corpus.valid_bytes,
@@ -112,3 +145,28 @@ def campaign(long: Run, sizes: dict[str, tuple[float, int]], others: dict[str, d
         for name, fields in others.items():
             runs[first, name, long.seed] = replace(long, preset=first, lr=rate, **code | fields)
     return runs
+
+
+def on_a_cpu(autocast: str) -> dict[str, dict[str, Any]]:
+    """Tasks of ``train`` by name, for machines without a GPU, in the order of their worth.
+
+    Two workers with a sequence of 512 tokens each, 1,500 steps, of which the first 50 send fp32, as is shipped. A pair
+    "null" differs from its run at four bits by the codes' seed alone. autocast: "bfloat16" where the cores multiply
+    that faster, else "".
+    """
+    long = Run(steps=1500, batch=2, workers=2, autocast=autocast, max_bytes=24_000_000)
+    sizes = {"124m": replace(long, preset="gpt2-124m", lr=6e-4), "355m": replace(long, preset="gpt2-355m", lr=3e-4)}
+    four: dict[str, Any] = {"variant": "gradient", "warmup": 50}
+    published = four | {"variant": "published-v3"}
+    order: list[tuple[str, str, int, dict[str, Any]]] = [
+        ("124m", "fp32", 0, {}), ("124m", "4-bits", 0, four), ("124m", "null", 0, four | {"code_seed": 1000}),
+        ("124m", "published", 0, published), ("124m", "fp32", 1, {}), ("124m", "4-bits", 1, four),
+        ("124m", "2-bits-corrected", 0, four | {"bits": (2, 2), "correct_v": True}), ("355m", "fp32", 0, {}),
+        ("355m", "4-bits", 0, four), ("124m", "fp32", 2, {}), ("124m", "4-bits", 2, four),
+        ("124m", "frozen-v", 0, four | {"variant": "frozen-v"}),
+    ]  # fmt: skip
+    extra = {"vocab": 4096, "seq": 512, "looks": [500, 1000]}
+    return {
+        f"{size}-{rule}-{seed}": paired_runs.fields(replace(sizes[size], seed=seed, **what)) | extra
+        for size, rule, seed, what in order
+    }

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tq.train.experiments.paired_runs import Run
@@ -87,12 +87,6 @@ def at_rate(outcomes: Outcomes, arms: Mapping[str, Run], rate: float, fresh: Seq
 def _mean(losses: Sequence[float]) -> float:
     found = sum(losses) / len(losses)
     return found if math.isfinite(found) else math.inf
-
-
-def fields_of(run: Run) -> dict[str, Any]:
-    """The fields that differ from the defaults of the run's own kind, as plain values."""
-    default = asdict(type(run)())
-    return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(run).items() if v != default[k]}
 
 
 def null_pairs(outcomes: Outcomes, run: Run, seeds: Sequence[int]) -> list[float]:

@@ -139,6 +139,6 @@ def train(run: dict[str, Any], device: str = "cpu") -> dict[str, Any]:
 
 
 def fields(run: Run) -> dict[str, Any]:
-    """The fields that differ from the default, as plain values."""
-    default = asdict(Run())
+    """The fields that differ from the defaults of the run's own kind, as plain values."""
+    default = asdict(type(run)())
     return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(run).items() if v != default[k]}

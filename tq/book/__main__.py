@@ -107,6 +107,16 @@ def _outcomes(given: argparse.Namespace) -> int:
     return 0
 
 
+def _campaign(given: argparse.Namespace) -> int:
+    from tq.book.run import campaign
+
+    if given.list:
+        print(campaign.listed())
+    else:
+        print(f"{campaign.run(given.run)}: to be committed")
+    return 0
+
+
 def _build(given: argparse.Namespace) -> int:
     from tq.book.site.build import build_book
 
@@ -221,6 +231,12 @@ def _kept_runs(commands: Any) -> None:
     )
     moved.add_argument("chapter", metavar="CHAPTER")
     moved.set_defaults(act=_outcomes)
+    long = commands.add_parser(
+        "campaign", help="runs of hours at GPT-2's sizes, a small file each in data/campaign: the next one, to its end"
+    )
+    long.add_argument("run", nargs="?", metavar="RUN", help="its name, as --list shows it; default: the next")
+    long.add_argument("--list", action="store_true", help="what is finished, under way and to be done")
+    long.set_defaults(act=_campaign)
 
 
 def _pages(commands: Any) -> None:

@@ -11,12 +11,14 @@ import torch
 
 from tq.book.__main__ import main
 from tq.book.run import campaign
-from tq.train.experiments import gpt2_scale
+from tq.train.experiments import gpt2_scale, watched_runs
 
 TINY = {
     "preset": "tiny", "steps": 6, "batch": 2, "workers": 2, "max_bytes": 200_000, "evaluated": 1, "vocab": 256,
     "seq": 32, "looks": [2, 4],
 }  # fmt: skip
+LOOKED = {k: v for k, v in TINY.items() if k not in ("vocab", "seq", "looks")} | {"look": 3, "batches": 1}
+LONG = {"100k-fp32-0": LOOKED}
 PLAN = {"tiny-fp32-0": TINY, "tiny-4-bits-0": TINY | {"variant": "gradient", "warmup": 2}}
 
 
@@ -28,27 +30,30 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TQ_BOOK_ROOT", str(tmp_path))
     monkeypatch.setenv("TQ_CACHE", str(tmp_path))
     monkeypatch.setattr(gpt2_scale, "on_a_cpu", lambda autocast: PLAN)
+    monkeypatch.setattr(watched_runs, "long_runs", lambda: LONG)
     monkeypatch.setattr(campaign, "fitting_autocast", lambda setting: None)
     return tmp_path
 
 
 def test_runs_are_done_in_turn_and_written_small(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["campaign"]) == 0 and main(["campaign"]) == 0
+    assert [main(["campaign"]) for _ in range(3)] == [0, 0, 0]
     assert main(["campaign"]) == 1 and "all runs of the campaign are finished" in capsys.readouterr().err
     found = campaign.finished()
-    assert list(found) == sorted(PLAN)
+    assert list(found) == sorted([*LONG, *PLAN])
     plain, coded = found["tiny-fp32-0"], found["tiny-4-bits-0"]
-    assert plain["losses"][:3] == coded["losses"][:3] and plain["losses"] != coded["losses"]
+    losses, others = (each["outcome"]["losses"] for each in (plain, coded))
+    assert losses[:3] == others[:3] and losses != others and len(losses) == 6
+    assert found["100k-fp32-0"]["outcome"]["steps"] == [3, 6] and found["100k-fp32-0"]["hours"] > 0
     assert set(plain["outcome"]["looks"]) == {"2", "4"} and plain["outcome"]["valid"] != coded["outcome"]["valid"]
     for name in ("commit", "sources", "versions", "device_name", "started", "ended", "task", "hours"):
         assert plain[name] or name == "commit", name  # which is null outside of a checkout
     assert (root / "data" / "campaign" / "tiny-fp32-0.json").stat().st_size < 100_000
     assert main(["campaign", "--list"]) == 0
-    assert capsys.readouterr().out.count("  0.0 h") == 2
+    assert capsys.readouterr().out.count("  0.0 h") == 3
 
 
 def test_a_name_that_is_not_planned_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["campaign", "huge"]) == 1 and "name must be one of tiny-fp32-0" in capsys.readouterr().err
+    assert main(["campaign", "huge"]) == 1 and "name must be one of 100k-fp32-0" in capsys.readouterr().err
 
 
 def test_a_run_that_was_broken_off_goes_on_to_the_same_end(
@@ -77,6 +82,7 @@ def test_a_run_that_was_broken_off_goes_on_to_the_same_end(
 def test_the_plan_names_pairs_and_what_they_share(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     plan = gpt2_scale.on_a_cpu("bfloat16")
+    assert list(campaign.plan())[:2] == ["100k-fp32-0", "100k-4-bits-0"] and len(campaign.plan()) == len(plan) + 4
     assert next(iter(plan)) == "124m-fp32-0" and plan["355m-4-bits-0"]["preset"] == "gpt2-355m"
     assert plan["124m-null-0"] == plan["124m-4-bits-0"] | {"code_seed": 1000}
     assert plan["124m-4-bits-1"] == plan["124m-fp32-1"] | {"variant": "gradient", "warmup": 50}

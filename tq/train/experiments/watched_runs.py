@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from tq.train.experiments import paired_runs
@@ -39,3 +40,20 @@ def train(task: dict[str, Any], device: str = "cpu") -> dict[str, Any]:
         diverged = trainer.steps_done
     valid = math.nan if diverged is not None else trainer.evaluate(run.evaluated)
     return looks | {"valid_end": valid, "diverged": diverged}
+
+
+def long_runs() -> dict[str, dict[str, Any]]:
+    """Tasks of ``train`` by name: a hundred thousand steps of a model of 0.1 million parameters, two replicas.
+
+    The rate is a tenth of what suits a short run, as a run this long stands at it for long. A pair "null" differs from
+    its run at four bits by the codes' seed alone.
+    """
+    long = Run("tiny", hidden=64, steps=100_000, batch=2, workers=2, lr=1e-3, max_bytes=48_000_000)
+    four: dict[str, Any] = {"variant": "gradient", "warmup": 50}
+    rules = {
+        "fp32": {}, "4-bits": four, "null": four | {"code_seed": 1000}, "published": four | {"variant": "published-v3"},
+    }  # fmt: skip
+    extra = {"look": 1000, "batches": 16}
+    return {
+        f"100k-{rule}-0": paired_runs.fields(replace(long, **what)) | extra for rule, what in rules.items()
+    }

@@ -45,7 +45,7 @@ def train(task: dict[str, Any], device: str = "cpu") -> dict[str, Any]:
 def long_runs() -> dict[str, dict[str, Any]]:
     """Tasks of ``train`` by name: a hundred thousand steps of a model of 0.1 million parameters, two replicas.
 
-    The rate is a tenth of what suits a short run, as a run this long stands at it for long. A pair "null" differs from
+    The rate is a quarter of what suits 250 steps, as a run this long stands at it for long. A pair "null" differs from
     its run at four bits by the codes' seed alone.
     """
     long = Run("tiny", hidden=64, steps=100_000, batch=2, workers=2, lr=1e-3, max_bytes=48_000_000)

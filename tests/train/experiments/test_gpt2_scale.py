@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from tq.train.experiments.paired_runs import Run, fields
 from tq.train.model.corpus import bits_per_byte
 
 LONG = Run(steps=6, batch=4, workers=2, autocast="bfloat16", max_bytes=200_000)
-OTHERS = {"published": {"variant": "published-v3"}, "2 bits": {"bits": (2, 2)}}
+RULES: dict[str, dict[str, Any]] = {"published": {"variant": "published-v3"}, "4 bits": {"variant": "gradient"}}
 
 
 @pytest.fixture(autouse=True)
@@ -41,20 +42,11 @@ def test_a_unigram_model_is_worse_than_its_tokens_are_long() -> None:
     assert 4 < gpt2_scale.unigram_bits_per_byte(corpus) < 6
 
 
-def test_a_campaign_has_pairs_in_the_order_of_the_seeds_and_the_others_once() -> None:
-    runs = gpt2_scale.campaign(replace(LONG, seed=3), {"tiny": (4e-3, 2), "1m": (2e-3, 1)}, OTHERS)
-    assert list(runs)[:4] == [("tiny", "fp32", 3), ("tiny", "4 bits", 3), ("tiny", "fp32", 4), ("tiny", "4 bits", 4)]
-    assert [key for key in runs if key[0] == "1m"] == [("1m", "fp32", 3), ("1m", "4 bits", 3)]
-    assert [key[1] for key in runs if key[1] in OTHERS] == ["published", "2 bits"]
-    plain, coded, two = (runs["tiny", rule, 3] for rule in ("fp32", "4 bits", "2 bits"))
-    assert coded == replace(plain, variant="gradient", warmup=1) and two == replace(coded, bits=(2, 2))
-    assert runs["1m", "4 bits", 3].lr == 2e-3 and not gpt2_scale.campaign(LONG, {}, OTHERS)
-
-
 def test_runs_share_the_start_and_tell_their_loss_in_bits_a_byte() -> None:
     pytest.importorskip("tokenizers")
-    runs = gpt2_scale.campaign(LONG, {"tiny": (4e-3, 1)}, OTHERS)
-    found = {key[1]: gpt2_scale.train(fields(run) | {"vocab": 256}) for key, run in runs.items()}
+    plain = replace(LONG, preset="tiny", lr=4e-3)
+    runs = {"fp32": plain} | {name: replace(plain, warmup=1, **what) for name, what in RULES.items()}
+    found = {name: gpt2_scale.train(fields(run) | {"vocab": 256}) for name, run in runs.items()}
     plain = found["fp32"]
     for name, outcome in found.items():
         assert len(outcome["losses"]) == 6 and outcome["step_s"] > 0

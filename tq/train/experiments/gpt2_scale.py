@@ -125,28 +125,6 @@ def train(
     }
 
 
-def campaign(long: Run, sizes: dict[str, tuple[float, int]], others: dict[str, dict[str, Any]]) -> dict[Any, Run]:
-    """Runs by (preset, rule, seed): pairs of fp32 and four bits in the order of the seeds, smallest first.
-
-    Arguments:
-        long: what all have in common.
-        sizes: learning rate and number of pairs of each preset, the first of which also runs the ``others`` once.
-        others: fields of further rules by name.
-    """
-    code: dict[str, Any] = {"variant": "gradient", "warmup": long.steps // 5}
-    runs = {}
-    for preset, (rate, pairs) in sizes.items():
-        size = replace(long, preset=preset, lr=rate)
-        for seed in range(long.seed, long.seed + pairs):
-            runs[preset, "fp32", seed] = replace(size, seed=seed)
-            runs[preset, "4 bits", seed] = replace(size, seed=seed, **code)
-    if sizes:
-        first, (rate, _) = next(iter(sizes.items()))
-        for name, fields in others.items():
-            runs[first, name, long.seed] = replace(long, preset=first, lr=rate, **code | fields)
-    return runs
-
-
 def on_a_cpu(autocast: str) -> dict[str, dict[str, Any]]:
     """Tasks of ``train`` by name, for machines without a GPU, in the order of their worth.
 

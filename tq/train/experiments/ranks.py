@@ -38,18 +38,15 @@ class PairwiseReduceScatter:
     gloo's own reduce-scatter sends as much as an all-reduce, twice that, which is no fair baseline for its bytes.
     """
 
-    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        return torch.empty(*size, dtype=dtype, device=device)
+    allocate = ReduceScatter.allocate
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
     ) -> None:
-        if op not in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
-            raise ValueError(f"op must be SUM or AVG, got {op}")
+        combined = torch.mean if op == dist.ReduceOp.AVG else torch.sum  # FSDP2 asks for no other
         received = torch.empty_like(input_tensor)
         dist.all_to_all_single(received, input_tensor, group=group)
-        total = received.view(dist.get_world_size(group), -1).sum(0)
-        output_tensor.view(-1).copy_(total / dist.get_world_size(group) if op == dist.ReduceOp.AVG else total)
+        output_tensor.view(-1).copy_(combined(received.view(dist.get_world_size(group), -1), 0))
 
 
 class ParallelTrainer(Trainer):

@@ -31,8 +31,9 @@ def _codes_and_scales(x_NB: Tensor, levels_L: Tensor, tries: int) -> tuple[Tenso
 
 
 def _format(
-    name: str, family: str, bits: float, levels_L: Tensor, block: int, tries: int, stored: Callable[[Tensor], Tensor]
-) -> Format:
+    name: str, family: str, bits: float, levels_L: Tensor, *, block: int, tries: int,
+    stored: Callable[[Tensor], Tensor],
+) -> Format:  # fmt: skip
     def roundtrip(x: Tensor) -> Tensor:
         q_NB, scale_N1 = _codes_and_scales(blocks(x, block), levels_L.to(x.device), tries)
         return unblocks(q_NB * stored(scale_N1), x)
@@ -40,10 +41,14 @@ def _format(
     return Format(f"{name}, search {tries}", family, bits, roundtrip)
 
 
+def _as(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    return lambda scale_N1: scale_N1.to(dtype).float()
+
+
 def nf4(block: int = 64, tries: int = 17, scale_dtype: torch.dtype = torch.float32) -> Format:
     """NF4 with searched scales."""
     bits = 4 + 8 * scale_dtype.itemsize / block
-    return _format(f"NF4, B={block}", "nf4", bits, nf4_levels(), block, tries, lambda s: s.to(scale_dtype).float())
+    return _format(f"NF4, B={block}", "nf4", bits, nf4_levels(), block=block, tries=tries, stored=_as(scale_dtype))
 
 
 def nf4_double_quantized(tries: int = 17) -> Format:
@@ -57,7 +62,7 @@ def nf4_double_quantized(tries: int = 17) -> Format:
         return (coded.reshape(-1)[: scale_N1.numel()] + mean).clamp(min=0).view_as(scale_N1)
 
     bits = 4 + 8 / 64 + 32 / (64 * 256)
-    return _format("NF4 + double quant, B=64", "nf4", bits, nf4_levels(), 64, tries, stored)
+    return _format("NF4 + double quant, B=64", "nf4", bits, nf4_levels(), block=64, tries=tries, stored=stored)
 
 
 def integer(bits: int, block: int, tries: int = 17, scale_dtype: torch.dtype = torch.float32) -> Format:
@@ -66,6 +71,5 @@ def integer(bits: int, block: int, tries: int = 17, scale_dtype: torch.dtype = t
     levels_L = torch.arange(-top, top + 1, dtype=torch.float32)
     stored = bits + 8 * scale_dtype.itemsize / block
     family = "int8" if bits > 4 else "int4"
-    return _format(
-        f"INT{bits}, B={block}", family, stored, levels_L, block, tries, lambda s: s.to(scale_dtype).float()
-    )
+    name = f"INT{bits}, B={block}"
+    return _format(name, family, stored, levels_L, block=block, tries=tries, stored=_as(scale_dtype))

@@ -63,6 +63,15 @@ def test_an_outcome_tells_what_it_is_of(tmp_path: Path) -> None:
     assert kept["sources"] == tasks.module_hash(train.__module__, "cpu")
 
 
+def test_runs_of_another_processor_count_and_those_of_another_gpu_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    def name(device: str, model: str) -> str:
+        monkeypatch.setattr(tasks, "device_name", lambda _: model)
+        return tasks.file_name(quick, {"n": 1}, tasks.circumstances(quick, device))
+
+    assert name("cpu", "a CPU") == name("cpu", "another CPU")
+    assert name("cuda", "a GPU") != name("cuda", "another GPU")
+
+
 def test_a_failing_task_keeps_what_is_done_and_cancels_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -219,15 +219,18 @@ class Chapter:
     ) -> list[Any]:
         """``function(task, device=...)`` of every task, kept as ``tq.book.record.tasks`` says: longer than pieces.
 
-        The recording names the runs that it rests on, and those among them that an earlier commit made.
+        The recording names the runs that it rests on, the devices they were made on, and those among them that an
+        earlier commit made.
         """
         from tq.book.record.tasks import files, outcomes, read
 
         folder = paths.tasks(self.name, self.device, self.profile)
         found = outcomes(function, tasks, folder, self.device, jobs)
-        runs = self._provenance.setdefault("runs", {"files": [], "revalidated": {}})
+        runs = self._provenance.setdefault("runs", {"files": [], "devices": [], "revalidated": {}})
         for path in files(function, tasks, folder, self.device):
-            note = read(path).get("revalidated")
+            kept = read(path)
+            note = kept.get("revalidated")
+            runs["devices"] = sorted({*runs["devices"], kept["device_name"]})
             runs["files"] = sorted({*runs["files"], path.name})
             if note is not None:
                 at = (note["at"] or "unknown")[:10]

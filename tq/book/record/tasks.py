@@ -2,8 +2,10 @@
 
 A task is a function of a module of ``tq`` and plain arguments. Its outcome is kept in a folder under a name that holds
 two hashes: of the function and its arguments, and of what they ran on (the module and all that it imports, the
-versions, the device). So an edited figure does not train a model again, an edited optimizer does, and a run that was
-killed goes on where it was. Outcomes of former sources stay: ``tq.book.run.revalidate`` may let them count again.
+versions, the GPU). So an edited figure does not train a model again, an edited optimizer does, and a run that was
+killed goes on where it was. Runs of another processor count: rounding differs there as it does with another order of
+sums, and a long campaign changes machines; a recording names them all. Outcomes of former sources stay:
+``tq.book.run.revalidate`` may let them count again.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ def circumstances(function: Callable[..., Any], device: str) -> dict[str, Any]:
     return {
         "sources": module_hash(function.__module__, device),
         "versions": versions(),
+        "device": device,
         "device_name": device_name(device),
     }
 
@@ -53,7 +56,8 @@ def _short(value: Any) -> str:
 
 def file_name(function: Callable[..., Any], task: dict[str, Any], around: dict[str, Any]) -> str:
     """``<what is computed>-<under which circumstances>.pt``."""
-    return f"{_short([_name(function), task])}-{_short(around)}{SUFFIX}"
+    decides = {k: v for k, v in around.items() if k != "device_name" or around["device"] != "cpu"}
+    return f"{_short([_name(function), task])}-{_short(decides)}{SUFFIX}"
 
 
 def files(function: Callable[..., Any], tasks: Sequence[dict[str, Any]], folder: Path, device: str) -> list[Path]:

@@ -107,7 +107,8 @@ def _adopt(files: Sequence[Path], device: str, note: dict[str, Any]) -> list[str
         around = tasks.circumstances(function, device)
         name = tasks.file_name(function, kept["task"], around)
         if not (path.parent / name).is_file():
-            tasks.write(path.parent / name, {**kept, **around, "revalidated": note})
+            made_on = kept["device_name"]
+            tasks.write(path.parent / name, {**kept, **around, "device_name": made_on, "revalidated": note})
         names.append(name)
     return sorted(set(names))
 

@@ -107,12 +107,14 @@ def test_ends_of_intervals_are_results_too(tmp_path: Path) -> None:
 def test_pages_and_markdown_cells_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nb = h.notebook("x = 0.0095  # code", name="demo")
     nb["cells"].append({"cell_type": "markdown", "id": "m", "metadata": {}, "source": ["It is\n", "0.0095."]})
+    declared = ["## Declared before the runs\n", "\n", "A margin of 0.0095.\n"]
+    nb["cells"].append({"cell_type": "markdown", "id": "d", "metadata": {}, "source": declared})
     root = h.book(tmp_path, {"demo": nb})
     h.write(root / "book/page.md", "# Page\n\n0.009501 in a page\n")
     h.write(root / "data/results/cpu/quick/demo.json", {"results": {"mse": {"value": 0.0095012}}})
     monkeypatch.setenv("TQ_BOOK_ROOT", str(root))
     where = [finding.where.split(" (")[0] for finding in lint.lint()]
-    assert where == ["book/page.md, line 3", f"notebooks/demo.ipynb, cell {len(nb['cells'])}, line 2"]
+    assert where == ["book/page.md, line 3", f"notebooks/demo.ipynb, cell {len(nb['cells']) - 1}, line 2"]
     done = h.tq_book(root, "lint")
     assert done.returncode == 1 and "{val}`demo/mse@cpu:quick|.4f`" in done.stdout
     h.write(root / "data/results/cpu/quick/demo.json", json.dumps({"results": {}}))

@@ -47,7 +47,7 @@ class Factors:
 
     def roundtrip(self, x: Tensor, bits: int, block: int, seed: int) -> Tensor:
         """Decoded ``x``, fp32 of the same shape. seed: of the signs and of what is rounded at random."""
-        x_NB, turn_BB = blocks(x, block), _rotation(block, self.rounds, seed, str(x.device))
+        x_NB, turn_BB = blocks(x, block), rotation(block, self.rounds, seed, str(x.device))
         z_NB = x_NB if turn_BB is None else x_NB @ turn_BB
         rms_N = z_NB.norm(dim=1) * block**-0.5
         u_NB = z_NB / safe(rms_N)[:, None]
@@ -66,7 +66,7 @@ class Factors:
 
 
 @lru_cache(maxsize=256)
-def _rotation(block: int, rounds: int, seed: int, device: str) -> Tensor | None:
+def rotation(block: int, rounds: int, seed: int, device: str) -> Tensor | None:
     """fp32 [B, B] that rows are multiplied by from the right, faster here than butterflies; None without rounds."""
     return rotate(torch.eye(block, device=device), rounds, seed) if rounds else None
 

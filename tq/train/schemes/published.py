@@ -14,7 +14,8 @@ from torch import Tensor
 
 from tq.quant.codebook import lloyd_max
 from tq.quant.codec import Codec
-from tq.quant.rotation import rotate, unrotate
+from tq.quant.factors import rotation
+from tq.quant.formats import nearest
 from tq.train.comm.layout import seeded
 from tq.train.schemes.bucket import Bucket, Exchange, Exchanged, Moments, Scheme
 
@@ -25,16 +26,17 @@ def by_running_scale(
     x: Tensor, sizes: Sequence[int], sigma: Tensor, codec: Codec, seed: int, memory: float = SIGMA_MEMORY
 ) -> tuple[Tensor, Tensor]:
     """(x decoded, sigma renewed): every tensor rotated in blocks, its levels times a moving average of its rms."""
-    levels, thresholds = (torch.tensor(t, dtype=torch.float32, device=x.device) for t in lloyd_max(codec.bits))
-    decoded, renewed = [], []
-    for part, old in zip(x.split(list(sizes)), sigma, strict=True):
-        now = part.square().mean().sqrt()
-        scale = torch.where(old > 0, memory * old + (1 - memory) * now, now)
-        blocks = F.pad(part, (0, -part.numel() % codec.block)).view(-1, codec.block)
-        z = rotate(blocks, 1, seed) / scale.clamp_min(torch.finfo(torch.float32).tiny)
-        decoded.append(unrotate(levels[torch.bucketize(z, thresholds)] * scale, 1, seed).view(-1)[: part.numel()])
-        renewed.append(scale)
-    return torch.cat(decoded), torch.stack(renewed)
+    parts = x.split(list(sizes))
+    now_T = torch.stack([part.norm() * part.numel() ** -0.5 for part in parts])
+    renewed_T = torch.where(sigma > 0, memory * sigma + (1 - memory) * now_T, now_T)
+    whole = torch.cat([F.pad(part, (0, -part.numel() % codec.block)) for part in parts])
+    counts = [-(-part.numel() // codec.block) * codec.block for part in parts]
+    scale_N1 = renewed_T.repeat_interleave(torch.tensor(counts, device=x.device) // codec.block)[:, None]
+    turn_BB = rotation(codec.block, 1, seed, str(x.device))
+    z_NB = whole.view(-1, codec.block) @ turn_BB / scale_N1.clamp_min(torch.finfo(torch.float32).tiny)
+    levels_L = torch.tensor(lloyd_max(codec.bits)[0], dtype=torch.float32, device=x.device)
+    decoded = ((nearest(z_NB, levels_L) * scale_N1) @ turn_BB.T).flatten().split(counts)
+    return torch.cat([y[: part.numel()] for y, part in zip(decoded, parts, strict=True)]), renewed_T
 
 
 def _send_to_all(b: Bucket, x: Tensor, feedback: bool, memory: float | None = SIGMA_MEMORY) -> Exchange:

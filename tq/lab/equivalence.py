@@ -119,6 +119,9 @@ def pairs_needed(deviation: float, margin: float, power: float = 0.9, expected: 
 def coverage(nulls: Sequence[float], n: int, draws: int = 4000, seed: int = 0) -> float:
     """Share of 95 % Student intervals that hold zero, each over n of these differences between runs without one.
 
+    Either run of a pair may be the first, so every drawn difference has a sign at random: else the mean of the few that
+    were measured, which is luck, would move the share by several per cent.
+
     nulls: at least ``ENOUGH_NULLS``, of which each draw takes n without putting back.
     """
     from scipy.stats import t
@@ -126,7 +129,8 @@ def coverage(nulls: Sequence[float], n: int, draws: int = 4000, seed: int = 0) -
     pool = np.array([number("nulls", value) for value in nulls])
     if len(pool) < ENOUGH_NULLS or not 2 <= n <= len(pool):
         raise ValueError(f"at least {ENOUGH_NULLS} nulls are needed and n in 2 ... their number, got {len(pool)}, {n}")
-    drawn = np.random.default_rng(seed).permuted(np.tile(pool, (draws, 1)), axis=1)[:, :n]
+    generator = np.random.default_rng(seed)
+    drawn = generator.permuted(np.tile(pool, (draws, 1)), axis=1)[:, :n] * generator.choice((-1.0, 1.0), (draws, n))
     half = t.ppf(0.975, n - 1) * drawn.std(axis=1, ddof=1) / math.sqrt(n)
     return float((np.abs(drawn.mean(axis=1)) <= half).mean())
 

@@ -12,6 +12,7 @@ from tq.book.claims.ledger import NOT_CHECKABLE, NOT_REPRODUCED, PARTLY, REPRODU
 
 Row = dict[str, str]
 READ = "read in source"
+RULE = "all look-ups agree with the claim, or all contradict it; in part if some do"
 VERDICTS = {
     "confirms": REPRODUCED, "partly": PARTLY, "differs": NOT_REPRODUCED, "not found": NOT_CHECKABLE,
     "supports": REPRODUCED, "does not support": NOT_REPRODUCED, "source not found": NOT_CHECKABLE,

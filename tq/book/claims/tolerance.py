@@ -1,0 +1,48 @@
+"""How near a figure has to come to one that is claimed: one table, by how a document writes its number.
+
+It was fixed before any claim was judged by it. A document that writes "8x" says less than one that writes "7.53x", and
+one that writes "about 8x" less still; so each is held to what it says, and no rule chooses a tolerance of its own.
+"""
+
+from __future__ import annotations
+
+import re
+
+ONE_DIGIT, TWO_DIGITS, MORE_DIGITS, ABOUT = 0.10, 0.05, 0.01, 0.20
+NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
+HEDGE = re.compile(r"~|≈|\b(?:about|approximately|roughly|around|nearly|almost|order of)\b|약 |대략|정도", re.IGNORECASE)
+
+
+def significant_digits(number: str) -> int:
+    """Of a number as it is written: 1 of "800" and "0.003", 2 of "3,200" and "8.0", 4 of "24,576" without its zeros.
+
+    Zeros at the end of a whole number count for nothing, those after a point do. ValueError where there is no number.
+    """
+    found = NUMBER.search(number)
+    if not found:
+        raise ValueError(f"number={number!r} holds no digit")
+    whole, point, part = found.group().replace(",", "").partition(".")
+    digits = (whole + part).lstrip("0") if point else whole.lstrip("0").rstrip("0")
+    return max(1, len(digits))
+
+
+def tolerance(number: str, words: str = "") -> float:
+    """Share of a claimed number that another may be off by and still agree.
+
+    Arguments:
+        number: as the document writes it, with the mark "~" if it has one.
+        words: of the document around it; a hedge in them counts like the mark.
+    """
+    if HEDGE.search(number) or HEDGE.search(words):
+        return ABOUT
+    return {1: ONE_DIGIT, 2: TWO_DIGITS}.get(significant_digits(number), MORE_DIGITS)
+
+
+def table() -> tuple[tuple[str, float, str], ...]:
+    """(how a number is written, share that it may be off by, an example), as the book prints it."""
+    return (
+        ("with one digit that counts", ONE_DIGIT, "8×, $200,000, 0.003"),
+        ("with two", TWO_DIGITS, "27 %, 3,200 Gbit/s, 8.0×"),
+        ("with more", MORE_DIGITS, "1,440, 24,576"),
+        ("with “~”, “about” or the like", ABOUT, "~4×, about 100M"),
+    )

@@ -35,25 +35,26 @@ from tq.book.claims.ledger import (
     Results,
     Verdict,
 )
+from tq.book.claims.tolerance import NUMBER
 
 
 def _undecided(claim: Claim) -> Finding:
-    """Without a rule: not checkable in principle, decided by a source, or waiting for a chapter, or for a run on a GPU
-    of one that exists."""
+    """Without a rule: a note, not checkable in principle, decided by a source, or waiting for a chapter, or for a run on a
+    GPU of one that exists."""
     if claim.note:
         return Finding(NOTE, claim.note, "A sentence of the document that says so.")
     if claim.not_checkable_because:
-        why, change = REASONS[claim.not_checkable_because]
-        return Finding(LIMIT if claim.not_checkable_because == "limit" else NOT_CHECKABLE, why, change)
+        verdict = LIMIT if claim.not_checkable_because == "limit" else NOT_CHECKABLE
+        return Finding(verdict, claim.reason or REASONS[claim.not_checkable_because], claim.would_change)
     found = sources.decide(claim)
     if found is not None:
         return found
     chapter = claim.chapter
     exists = paths.notebook(chapter).is_file() or (paths.root() / "book" / f"{chapter}.md").is_file()
     if exists and "gpu" in claim.kinds:
-        return Finding(NOT_MEASURED, f"{chapter} has recorded nothing on a GPU that decides it", "Such a recording.")
-    text = f"{chapter} does not decide it yet" if exists else f"to be decided by {chapter}, which is not written yet"
-    return Finding(NOT_YET, text, "That chapter.")
+        return Finding(NOT_MEASURED, f"{chapter} has recorded nothing on a GPU that decides it.", claim.would_change)
+    text = f"{chapter} does not decide it yet." if exists else f"To be decided by {chapter}, which is not written yet."
+    return Finding(NOT_YET, text, claim.would_change)
 
 
 def rule_text(claim: Claim) -> str:
@@ -93,8 +94,9 @@ def judge(claim: Claim, results: Results) -> Verdict:
         found = _undecided(claim) if rule is None else rule(claim, reads)
     except NotRecorded as missing:
         gpu = " --device cuda" if missing.device == "cuda" else ""
-        change = f"The full run: python -m tq.book reproduce {missing.chapter} --profile full{gpu}."
-        found = Finding(NOT_MEASURED, str(missing), change)
+        run = f"The full run: python -m tq.book reproduce {missing.chapter} --profile full{gpu}."
+        change = claim.would_change or run
+        found = Finding(NOT_MEASURED, f"{missing}.", change)
         reads = results.of_a_claim()
     formula = (Evidence(found.formula, found.see),) if found.formula else ()
     evidence = (*reads.evidence(), *formula)
@@ -102,6 +104,14 @@ def judge(claim: Claim, results: Results) -> Verdict:
         claim.id, found.verdict, found.condition, found.confidence, evidence, found.would_change, claim.chapter,
         rule_text(claim), found.checks, _basis(found, evidence, rule is not None),
     )  # fmt: skip
+
+
+def tolerated(claim: Claim) -> str:
+    """", to 5 %" behind a figure that is held to a tolerance; "" where it has no number or stands to be compared with none."""
+    if not NUMBER.search(claim.value):
+        return ""
+    ends = sorted(set(claim.within()))
+    return ", to " + " and ".join(f"{end:.0%}" for end in ends)
 
 
 def why(name: str, fresh: bool = False) -> str:
@@ -115,7 +125,7 @@ def why(name: str, fresh: bool = False) -> str:
     steps += [("same as", claim.same_as)] if claim.same_as else []
     of = {"theirs": "their own system", "world": "the world"}.get(original.scope, "")
     steps += [("kind", ", ".join(part for part in (original.quantifier, f"of {of}" if of else "") if part))]
-    steps += [("figure", original.figure)] if original.figure else []
+    steps += [("figure", f"{original.figure}{tolerated(original)}")] if original.figure else []
     steps += [("readings", original.readings)] if original.readings else []
     steps += [("rule", verdict.rule)] if verdict.rule else []
     for evidence in verdict.evidence:

@@ -68,15 +68,15 @@ KINDS = {
     "source": "compare with cited source",
     "none": "cannot be checked",
 }
-# Why a claim cannot be checked (column `not_checkable_because`) -> the reason, and what would change it.
+# Why a claim cannot be checked (column `not_checkable_because`), in words.
 REASONS = {
-    "forecast": ("a forecast: nothing that can be run today decides it", "The day that it names."),
-    "opinion": ("a judgement without a measurable quantity", "A statement of what would be measured."),
-    "plan": ("a plan of its authors, not a statement about the world", "Its execution."),
-    "limit": ("a limit that its authors state themselves", "A published run at that scale."),
-    "source": ("no source is named, and none of the set-up is described", "A source or a set-up to repeat."),
-    "advice": ("advice that depends on a workload which is not described", "A workload to measure it on."),
-    "lost": ("the figure was lost from the document", "An undamaged copy."),
+    "forecast": "A forecast: nothing that can be run today decides it.",
+    "opinion": "A judgement without a measurable quantity.",
+    "plan": "A plan of its authors, not a statement about the world.",
+    "limit": "Stands: its authors have published nothing beyond it.",
+    "source": "No source is named, and none of the set-up is described.",
+    "advice": "Advice that depends on a workload which is not described.",
+    "lost": "The figure was lost from the document.",
 }
 FULL = (("cpu", "full"), ("cuda", "full"))  # what verdicts rest on; the first that was recorded counts
 
@@ -103,6 +103,8 @@ class Claim:
     readings: str = ""  # that the document itself names or leaves open
     same_as: str = ""  # the claim that says the same
     note: str = ""  # why the row is no claim of the document, where it is none
+    reason: str = ""  # of a claim without a rule, where its look-ups do not say it shortly
+    would_change: str = ""  # the verdict of a claim without a rule
 
     def __post_init__(self) -> None:
         if self.quantifier not in ("", *QUANTIFIERS):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tq.book.claims import ledger
 from tq.book.claims.formulas import NF4_DQ, STORED, Formula, Free, RangeFormula
-from tq.book.claims.ledger import NOT_CHECKABLE, REASONS, Claim, Finding, Results, Rule, found
+from tq.book.claims.ledger import NOT_CHECKABLE, Claim, Finding, Results, Rule, found
 from tq.book.claims.words import Check, compare, in_part
 from tq.systems import Layout, Transformer, caching, memory, offload
 from tq.systems.offload import Place, Plan
@@ -73,10 +73,10 @@ def tuned_on_one_card(claim: Claim, results: Results) -> Finding:
     size = claim.number() * NF4_DQ / 8
     fits = "fit" if size <= 24 else "do not fit"
     text = (
-        f"Unsourced. The weights alone take {size:.1f} GB at {NF4_DQ:.4g} bits and {fits} the card's 24 GB without "
+        f"No source is named. The weights alone take {size:.1f} GB at {NF4_DQ:.4g} bits and {fits} the card's 24 GB without "
         "offload."
     )
-    return Finding(NOT_CHECKABLE, text, REASONS["source"][1])
+    return Finding(NOT_CHECKABLE, text, "An account of that fine-tuning, with its method.")
 
 
 # --- over formulas --------------------------------------------------------------------------------------------

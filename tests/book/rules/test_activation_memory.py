@@ -68,8 +68,9 @@ TURNS: list[s.Turn] = [
 BY_HAND = {
     "S3-050": (32 / 16, 16 / 16),
     "S4-055": (12,),
-    "S4-056": ((12, 12), (16, 20)),
-    "S4-057": (1.4, 1.12, 0.84),
+    "S4-056": (12, 16),
+    "S4-057": (1.12, 0.84),
+    "S4-058": (33.33, 22.22),
 }  # fmt: skip
 
 test_each_rule_follows_the_results, test_every_rule_is_turned_and_waits_for_its_results = s.result_tests(

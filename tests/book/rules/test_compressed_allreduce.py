@@ -26,13 +26,7 @@ TURNS: list[s.Turn] = [
     ("S4-100", {"gap/ddp-4": 0.2}, P),
     ("S4-100", {"gap/ddp-4": 0.2, "bytes/fewer/ours/2": 2.0, "faster/ours/100/2/16mib": 1.1}, N),
 ]  # fmt: skip
-BY_HAND = {
-    # 32 and 16 bits over 4, 4 + 16/128 and 4 + 32/128
-    "S0-001": (8, 7.758, 7.529, 4, 3.879, 3.765),
-    "T-011": (7.529, 3.765, 1.882, 0.9412),  # 64 / (4.25 n)
-}  # fmt: skip
 
 test_each_rule_follows_the_results, test_every_rule_is_turned_and_waits_for_its_results = s.result_tests(
     rules, RESULTS, TURNS
 )
-test_each_formula_comes_to, test_every_formula_is_worked_out = s.formula_tests(rules, BY_HAND)

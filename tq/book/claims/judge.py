@@ -52,8 +52,8 @@ def _undecided(claim: Claim) -> Finding:
     chapter = claim.chapter
     exists = paths.notebook(chapter).is_file() or (paths.root() / "book" / f"{chapter}.md").is_file()
     if exists and "gpu" in claim.kinds:
-        return Finding(NOT_MEASURED, f"{chapter} has recorded nothing on a GPU that decides it.", claim.would_change)
-    text = f"{chapter} does not decide it yet." if exists else f"To be decided by {chapter}, which is not written yet."
+        return Finding(NOT_MEASURED, f"Not recorded: {chapter} has nothing from a GPU that decides it.", claim.would_change)
+    text = f"Open: {chapter} does not decide it yet." if exists else f"To be decided by {chapter}, which is not written yet."
     return Finding(NOT_YET, text, claim.would_change)
 
 
@@ -96,7 +96,7 @@ def judge(claim: Claim, results: Results) -> Verdict:
         gpu = " --device cuda" if missing.device == "cuda" else ""
         run = f"The full run: python -m tq.book reproduce {missing.chapter} --profile full{gpu}."
         change = claim.would_change or run
-        found = Finding(NOT_MEASURED, f"{missing}.", change)
+        found = Finding(NOT_MEASURED, f"Not recorded: {missing}.", change)
         reads = results.of_a_claim()
     formula = (Evidence(found.formula, found.see),) if found.formula else ()
     evidence = (*reads.evidence(), *formula)

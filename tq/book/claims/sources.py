@@ -62,7 +62,10 @@ def _finding(claim: Claim, found: Sequence[Row], outcome: str, field: str) -> Fi
     if verdict == NOT_CHECKABLE:
         return Finding(verdict, text, claim.would_change)
     read = [row for row in found if row["address"]]
-    checks = tuple(Check(f"{row.get('id') or row['key']}: {row[outcome]}", VERDICTS[row[outcome]] == REPRODUCED) for row in found)
+    checks = tuple(
+        Check(f"{row.get('id') or row.get('key', 'a source')} {row[outcome]}", VERDICTS[row[outcome]] == REPRODUCED)
+        for row in found
+    )
     return Finding(
         verdict, text, claim.would_change, confidence_of(read), evidence_of(read), checks=checks, basis=PRINTED
     )  # fmt: skip

@@ -76,12 +76,15 @@ def test_as_many_pairs_as_are_needed_pass_as_often_as_was_asked(mean: float, dev
         pairs_needed(deviation, MARGIN, 0.8, MARGIN)
 
 
-def test_coverage_is_that_of_the_intervals_and_falls_where_the_nulls_are_off() -> None:
+def test_coverage_is_that_of_the_intervals() -> None:
     random = np.random.default_rng(3)
     nulls = random.normal(0, 1, 60)
-    nulls -= nulls.mean()
-    good, off = coverage(list(nulls), 8), coverage(list(nulls + 1.0), 8)
-    assert calibrated(good) and not calibrated(off) and off < 0.5
+    good, heavy = coverage(list(nulls), 8), coverage(list(random.standard_t(1, 40)), 8)
+    assert calibrated(good) and good == pytest.approx(0.95, abs=0.02) and heavy > 0.97
+    shares = [coverage(list(random.normal(0, 1, 40)), 8, 500) for _ in range(100)]
+    assert np.mean(shares) == pytest.approx(0.95, abs=0.01) and np.std(shares) < 0.02, "no luck of the nulls' mean"
+    with pytest.raises(ValueError, match=r"their mean 0\.\d+ is not zero"):
+        coverage(list(nulls + 1.0), 8)
     assert coverage(list(nulls), 8) == good and coverage(list(nulls), 8, seed=1) == pytest.approx(good, abs=0.02)
     for call in (lambda: coverage([0.0] * 39, 8), lambda: coverage(list(nulls), 1), lambda: coverage(list(nulls), 61)):
         with pytest.raises(ValueError, match="at least 40"):

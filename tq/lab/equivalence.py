@@ -20,6 +20,7 @@ from tq.lab.stats import number
 LEVEL = 0.05  # of each one-sided test, and of all arms of a figure together
 ENOUGH_NULLS = 40  # pairs without a difference that a coverage is counted from
 COVERED = (0.88, 0.99)  # where the coverage of a 95 % interval may lie
+BIASED = 1e-3  # p of a t test below which the mean of nulls is not zero
 
 
 @dataclass(frozen=True)
@@ -119,14 +120,21 @@ def pairs_needed(deviation: float, margin: float, power: float = 0.9, expected: 
 def coverage(nulls: Sequence[float], n: int, draws: int = 4000, seed: int = 0) -> float:
     """Share of 95 % Student intervals that hold zero, each over n of these differences between runs without one.
 
-    nulls: at least ``ENOUGH_NULLS``, of which each draw takes n without putting back.
+    Either run of a pair may be the first, so every drawn difference has a sign at random: else the mean of the few that
+    were measured, which is luck, would move the share by several per cent.
+
+    nulls: at least ``ENOUGH_NULLS``, of which each draw takes n without putting back. ValueError where a t test at
+    ``BIASED`` finds their mean off zero: then the two runs of a pair differ in more than luck.
     """
-    from scipy.stats import t
+    from scipy.stats import t, ttest_1samp
 
     pool = np.array([number("nulls", value) for value in nulls])
     if len(pool) < ENOUGH_NULLS or not 2 <= n <= len(pool):
         raise ValueError(f"at least {ENOUGH_NULLS} nulls are needed and n in 2 ... their number, got {len(pool)}, {n}")
-    drawn = np.random.default_rng(seed).permuted(np.tile(pool, (draws, 1)), axis=1)[:, :n]
+    if pool.any() and ttest_1samp(pool, 0.0).pvalue < BIASED:
+        raise ValueError(f"nulls: their mean {pool.mean():.2g} is not zero, so the runs of a pair differ in something")
+    generator = np.random.default_rng(seed)
+    drawn = generator.permuted(np.tile(pool, (draws, 1)), axis=1)[:, :n] * generator.choice((-1.0, 1.0), (draws, n))
     half = t.ppf(0.975, n - 1) * drawn.std(axis=1, ddof=1) / math.sqrt(n)
     return float((np.abs(drawn.mean(axis=1)) <= half).mean())
 

@@ -69,7 +69,8 @@ def counts(of: Book, uri: str | None) -> str:
                 continue
             text = f"<b>{count}</b> {badge(verdict)}"
             target = f"#seed={seed}&amp;verdict={quote_plus(verdict)}"
-            items.append(f'<li><a href="{escape(uri)}{target}">{text}</a></li>' if uri is not None else f"<li>{text}</li>")
+            anchor = f'<a href="{escape(uri)}{target}">{text}</a>' if uri is not None else text
+            items.append(f"<li>{anchor}</li>")
         whole = f"{title}: {sum(number.values())} claims"
         parts.append(f'<p class="tq-counted">{escape(whole)}</p><ul class="tq-counts" aria-label="{escape(whole)}">'
                      f'{"".join(items)}</ul>')  # fmt: skip

@@ -39,7 +39,8 @@ from tq.book.claims.tolerance import NUMBER
 
 
 def _undecided(claim: Claim) -> Finding:
-    """Without a rule: a note, not checkable in principle, decided by a source, or waiting for a chapter, or for a run on a
+    """Without a rule: a note, not checkable in principle, decided by a source, or waiting for a chapter, or for a run
+    on a
     GPU of one that exists."""
     if claim.note:
         return Finding(NOTE, claim.note, "A sentence of the document that says so.")
@@ -52,8 +53,11 @@ def _undecided(claim: Claim) -> Finding:
     chapter = claim.chapter
     exists = paths.notebook(chapter).is_file() or (paths.root() / "book" / f"{chapter}.md").is_file()
     if exists and "gpu" in claim.kinds:
-        return Finding(NOT_MEASURED, f"Not recorded: {chapter} has nothing from a GPU that decides it.", claim.would_change)
-    text = f"Open: {chapter} does not decide it yet." if exists else f"To be decided by {chapter}, which is not written yet."
+        text = f"Not recorded: {chapter} has nothing from a GPU that decides it."
+        return Finding(NOT_MEASURED, text, claim.would_change)
+    text = f"To be decided by {chapter}, which is not written yet."
+    if exists:
+        text = f"Open: {chapter} does not decide it yet."
     return Finding(NOT_YET, text, claim.would_change)
 
 
@@ -107,7 +111,8 @@ def judge(claim: Claim, results: Results) -> Verdict:
 
 
 def tolerated(claim: Claim) -> str:
-    """", to 5 %" behind a figure that is held to a tolerance; "" where it has no number or stands to be compared with none."""
+    """", to 5 %" behind a figure that is held to a tolerance; "" where it has no number or stands to be compared with
+    none."""
     if not NUMBER.search(claim.value):
         return ""
     ends = sorted(set(claim.within()))

@@ -10,7 +10,8 @@ import re
 
 ONE_DIGIT, TWO_DIGITS, MORE_DIGITS, ABOUT = 0.10, 0.05, 0.01, 0.20
 NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
-HEDGE = re.compile(r"~|≈|\b(?:about|approximately|roughly|around|nearly|almost|order of)\b|약 |대략|정도", re.IGNORECASE)
+ENGLISH, KOREAN = "about|approximately|roughly|around|nearly|almost|order of", "약 |대략|정도"
+HEDGE = re.compile(rf"~|≈|\b(?:{ENGLISH})\b|{KOREAN}", re.IGNORECASE)
 
 
 def significant_digits(number: str) -> int:

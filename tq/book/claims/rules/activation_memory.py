@@ -12,7 +12,8 @@ MEASURED_BLOCK = "step/checkpoint-of-every-block"
 
 
 def activation_factor(claim: Claim, results: Results) -> Finding:
-    """A 16-bit tensor shrinks as claimed, and so does all that a model keeps; and the loss is equivalent by two one-sided
+    """A 16-bit tensor shrinks as claimed, and so does all that a model keeps; and the loss is equivalent by two
+    one-sided
     tests at a margin of .003 nats. Undecided where the tests do not show it and the interval holds the margin."""
     tensor, wide = results(CHAPTER, "ratio/tensor/bf16-scales"), results(CHAPTER, "ratio/tensor/fp32-scales")
     whole, same = results(CHAPTER, "ratio/4-bits"), bool(results(CHAPTER, "loss/4-bits/equivalent"))
@@ -24,8 +25,10 @@ def activation_factor(claim: Claim, results: Results) -> Finding:
         Check(f"loss {gap['value']:+.4f} nats, equivalent within .003", same),
     )
     text = (
-        f"A 16-bit activation shrinks {wide:.1f} to {tensor:.1f} times, as scales are stored too, all that a small model "
-        f"keeps {whole:.1f} times, at {gap['value']:+.4f} nats ({gap['low']:+.4f} to {gap['high']:+.4f}). Peak memory of a "
+        f"A 16-bit activation shrinks {wide:.1f} to {tensor:.1f} times, as scales are stored too, all that a small "
+        "model "
+        f"keeps {whole:.1f} times, at {gap['value']:+.4f} nats ({gap['low']:+.4f} to {gap['high']:+.4f}). Peak memory "
+        "of a "
         "GPU is not measured."
     )
     change = "Peak memory and loss of a large model on a GPU."
@@ -38,7 +41,8 @@ def linear_factor(claim: Claim, results: Results) -> Finding:
     """The input that a linear layer of this book keeps in bf16, as mixed precision has it, is as many times smaller."""
     half, full = results(CHAPTER, "compiled/per-tensor-bf16"), results(CHAPTER, "compiled/per-tensor")
     text = (
-        f"What our linear layer keeps of its input is {half:.2f} times smaller in bf16 and {full:.2f} times in float32, also "
+        f"What our linear layer keeps of its input is {half:.2f} times smaller in bf16 and {full:.2f} times in "
+        "float32, also "
         "when compiled. The rest of a model stays; theirs is not public."
     )
     checks = (compare("times smaller in bf16", half, *claim.bounds()),)
@@ -46,7 +50,8 @@ def linear_factor(claim: Claim, results: Results) -> Finding:
 
 
 def activation_share(claim: Claim, results: Results) -> Finding:
-    """The four published models of Korthikanti et al. lie in the range without recomputation and with the selective kind;
+    """The four published models of Korthikanti et al. lie in the range without recomputation and with the selective
+    kind;
     in part if some do."""
     low, high = (value / 100 for value in claim.bounds())
     kinds = {"none": "without recomputation", "selective": "with the selective kind"}
@@ -59,7 +64,8 @@ def activation_share(claim: Claim, results: Results) -> Finding:
     ]  # fmt: skip
     text = (
         f"By the formula of Korthikanti et al. over their four models activations take {ends['none'][0]:.0%} to "
-        f"{ends['none'][1]:.0%} without recomputation, {ends['selective'][0]:.0%} to {ends['selective'][1]:.0%} with the "
+        f"{ends['none'][1]:.0%} without recomputation, {ends['selective'][0]:.0%} to {ends['selective'][1]:.0%} with "
+        "the "
         "selective kind. No model is named."
     )
     return found(claim, checks, text, "Model, batch and recomputation that are meant.", "medium")
@@ -83,18 +89,21 @@ def checkpoint_time(claim: Claim, results: Results) -> Finding:
     entry = results.entry(CHAPTER, MEASURED_BLOCK)
     added, ends = entry["value"] - 1, [entry.get(end, entry["value"]) - 1 for end in ("low", "high")]
     checks = (
-        *(compare(f"{name} end of the share added", end, low, high) for name, end in zip(("low", "high"), ends, strict=True)),
+        compare("low end of the share added", ends[0], low, high),
+        compare("high end of the share added", ends[1], low, high),
         in_part(compare("median share added", added, low, high)),
     )
     text = (
-        f"A checkpoint of every block adds {added:.0%} ({ends[0]:.0%} to {ends[1]:.0%}) to a step of 25 million parameters "
+        f"A checkpoint of every block adds {added:.0%} ({ends[0]:.0%} to {ends[1]:.0%}) to a step of 25 million "
+        "parameters "
         "on a CPU. Arithmetic has a third, or 2/9 as PyTorch stops before a block's last product."
     )
     return found(claim, checks, text, "The same step on a GPU.", "low", "(1 + 1 + 2) / (1 + 2) - 1")
 
 
 def compute_for_memory(claim: Claim, results: Results) -> Finding:
-    """The peak of 24 and 96 blocks falls tenfold for three tenths more time; in part if what waits for the backward pass
+    """The peak of 24 and 96 blocks falls tenfold for three tenths more time; in part if what waits for the backward
+    pass
     does."""
     factor, added = results(CHAPTER, "checkpoint/blocks-factor"), results(CHAPTER, MEASURED_BLOCK) - 1
     peaks = {depth: factor * depth / (factor + depth) for depth in (24, 96)}  # one block is whole while it runs again
@@ -104,7 +113,8 @@ def compute_for_memory(claim: Claim, results: Results) -> Finding:
         in_part(compare("times fewer bytes after the forward pass", factor, 9.0)),
     ]
     text = (
-        f"What blocks keep after the forward pass falls {factor:.1f} times, their peak {peaks[24]:.1f} times at 24 blocks "
+        f"What blocks keep after the forward pass falls {factor:.1f} times, their peak {peaks[24]:.1f} times at 24 "
+        "blocks "
         f"and {peaks[96]:.1f} at 96, for {added:.0%} more time on a CPU."
     )
     return found(claim, checks, text, "Peak memory of such a step on a GPU.", "medium")
@@ -114,7 +124,8 @@ def square_root(claim: Claim, results: Results) -> Finding:
     """Sixteen times the depth costs four times the peak, to a quarter."""
     grown = results(CHAPTER, "checkpoint/peak-at-16-times-the-depth")
     text = (
-        f"At sixteen times the depth the peak grows {grown:.2f} times, if the distance of checkpoints is chosen for the "
+        f"At sixteen times the depth the peak grows {grown:.2f} times, if the distance of checkpoints is chosen for "
+        "the "
         "depth. One for every block grows linearly."
     )
     return found(claim, (compare("times the peak", grown, 3, 5),), text, "Checkpoints at a fixed distance.", "high",
@@ -128,7 +139,8 @@ def _doubling(fused_too: bool, change: str) -> Rule:
         checks = [compare("times as much, plain", plain, 3.6, 4.4)]
         checks += [compare("times as much, fused", fused, 3.6, 4.4)] if fused_too else []
         text = (
-            f"What attention keeps grows {plain:.2f} times with twice the context in the plain kernel and {fused:.2f} times "
+            f"What attention keeps grows {plain:.2f} times with twice the context in the plain kernel and {fused:.2f} "
+            "times "
             "in a fused one. Its compute is counted, not measured."
         )
         return found(claim, checks, text, change, "high")
@@ -170,22 +182,26 @@ RULES: dict[str, Rule] = {
     "S4-056": RangeFormula(
         "2 + 2 + 8, + 4 for an fp32 master copy, + 4 for fp32 gradients",
         lambda: {"its own list": 12.0, "with a master copy": 16.0},
-        "Its own list comes to {0:.0f} bytes a parameter; a master copy in fp32, which it does not list, makes {1:.0f}, "
+        "Its own list comes to {0:.0f} bytes a parameter; a master copy in fp32, which it does not list, makes "
+        "{1:.0f}, "
         "fp32 gradients 20.",
         "A master copy in the list.", "bytes a parameter", within=0.1,
     ),
     "S4-057": Formula(
         "70e9 * bytes a parameter",
         lambda: {"in full precision, 16 bytes": 70e9 * 16 / 1e12, "by its list, 12 bytes": 70e9 * 12 / 1e12},
-        "In full precision, 16 bytes a parameter, {0:.2f} TB, about what is claimed; its list of bf16 training comes to "
+        "In full precision, 16 bytes a parameter, {0:.2f} TB, about what is claimed; its list of bf16 training comes "
+        "to "
         "{1:.2f}. 1.4 takes 20 bytes.",
         "A list that comes to twenty bytes a parameter.", "TB",
     ),
     "S4-058": Formula(
         "(1 + 1 + 2) / (1 + 2) - 1", lambda: {"the forward pass once more": 100 / 3},
-        "One forward pass more is a third more compute; PyTorch stops before a block's last product, {1:.0f} %. The time "
+        "One forward pass more is a third more compute; PyTorch stops before a block's last product, {1:.0f} %. The "
+        "time "
         "is another claim.",
-        "A backward pass that does not cost twice a forward pass.", "%", conditions=lambda: {"as PyTorch runs it": 200 / 9},
+        "A backward pass that does not cost twice a forward pass.", "%",
+        conditions=lambda: {"as PyTorch runs it": 200 / 9},
     ),
     "S4-059": square_root,
     "S4-063": _doubling(False, "A plain kernel that does not write its scores."),

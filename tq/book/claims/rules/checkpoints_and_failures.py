@@ -48,7 +48,8 @@ def _stored_usd(ratio: float, usd_per_gb_month: float) -> float:
 
 
 def storage_saving(claim: Claim, results: Results) -> Finding:
-    """Storage at some listed price, 0.015 to 0.1 dollars a GB and month, costs less by the claimed sum; in part if GPU time
+    """Storage at some listed price, 0.015 to 0.1 dollars a GB and month, costs less by the claimed sum; in part if
+    GPU time
     that does not stand idle does."""
     low, high = claim.bounds()
     storage, idle = [_stored_usd(1.38, price) for price in (0.015, 0.1)], _idle_usd(MIXED_S) * (1 - 1 / 1.38)
@@ -58,7 +59,8 @@ def storage_saving(claim: Claim, results: Results) -> Finding:
         in_part(compare("dollars of idle GPU time", idle, low, high)),
     )  # fmt: skip
     text = (
-        f"What saves ${idle:,.0f} is GPU time that does not stand idle, at a ratio of 1.38. Storage, which the document "
+        f"What saves ${idle:,.0f} is GPU time that does not stand idle, at a ratio of 1.38. Storage, which the "
+        "document "
         f"names, saves ${storage[0]:,.0f} to ${storage[1]:,.0f} if every checkpoint is kept. The page now says 40,000."
     )
     return found(claim, checks, text, "The list of bytes and prices behind the figure.", "medium", KEPT)
@@ -67,13 +69,15 @@ def storage_saving(claim: Claim, results: Results) -> Finding:
 RULES: dict[str, Rule] = {
     "S2-001": Formula(
         "70e9 * bytes a parameter", lambda: {"in GiB at 12 bytes a parameter": _bytes(70e9) / GIB},
-        "12 bytes for each of 70 billion parameters are {0:.0f} GiB, which the document calls GB; in GB they are {1:.0f}. "
+        "12 bytes for each of 70 billion parameters are {0:.0f} GiB, which the document calls GB; in GB they are "
+        "{1:.0f}. "
         "A master copy in fp32 would add a third.",
         "A statement which tensors such a checkpoint holds.", conditions=lambda: {"in GB": _bytes(70e9) / 1e9},
     ),
     "S2-002": Formula(
         "70e9 * 8 bytes", lambda: {"in GiB": 70e9 * MOMENT_BYTES / GIB},
-        "Two fp32 moments of 70 billion parameters are {0:.0f} GiB, which the document calls GB; in GB they are {1:.0f}.",
+        "Two fp32 moments of 70 billion parameters are {0:.0f} GiB, which the document calls GB; in GB they are "
+        "{1:.0f}.",
         "Moments of another width than four bytes.", conditions=lambda: {"in GB": 70e9 * MOMENT_BYTES / 1e9},
     ),
     "S2-003": Formula(
@@ -98,13 +102,15 @@ RULES: dict[str, Rule] = {
     "S2-010": Formula(
         "interruptions in 54 days on 16,384 H100, as reported (data/reliability.csv)",
         lambda: {"unexpected": 419.0},
-        "Meta reported {0:.0f} unexpected interruptions in 54 days, and {1:.0f} with planned ones: one in three hours. A "
+        "Meta reported {0:.0f} unexpected interruptions in 54 days, and {1:.0f} with planned ones: one in three hours. "
+        "A "
         "Poisson count of that size is known to ten per cent.",
         "Another count in table 5 of the Llama 3 paper.", "interruptions", basis=PRINTED, confidence="medium",
         conditions=lambda: {"with planned ones": 466.0},
     ),
     "S2-011": Free(
-        YOUNG, of=lambda write: _interval_min(16384, write), over=(1, 1000), usual=60, name="seconds a write takes, from",
+        YOUNG, of=lambda write: _interval_min(16384, write), over=(1, 1000), usual=60,
+        name="seconds a write takes, from",
         unit="minutes", see=CHAPTER, claimed=(15.0, 30.0), within=0.1,
         conditions=lambda: {"for 128 GPUs and the 972 s of 405B at 5 GB/s": _interval_min(GPUS, BLOB_S)},
         says="On the 16,384 GPUs of its example the best interval is 15 to 30 minutes where a write takes {low:.0f} to "
@@ -123,8 +129,8 @@ RULES: dict[str, Rule] = {
         KEPT, of=lambda price: _stored_usd(1.27, price), over=(0.01, 0.15), usual=0.03,
         name="dollars a GB and month, from", unit="dollars", claimed=(10e3, 99e3), within=0.1, see=CHAPTER,
         conditions=lambda: {"if the last ten are kept": _stored_usd(1.27, 0.03) / 144},
-        says="If every checkpoint of a month is kept, a ratio of 1.27 saves tens of thousands from {low:.3f} dollars a GB "
-        "on, ${0:,.0f} at 0.03; if the last ten are kept, ${1:,.0f}.",
+        says="If every checkpoint of a month is kept, a ratio of 1.27 saves tens of thousands from {low:.3f} dollars a "
+        "GB on, ${0:,.0f} at 0.03; if the last ten are kept, ${1:,.0f}.",
         would_change="How many checkpoints are kept.",
     ),
     "S4-081": RangeFormula(
@@ -134,7 +140,8 @@ RULES: dict[str, Rule] = {
     ),
     "S4-082": Formula(
         "500e9 * bytes", lambda: {"weights and both moments": float(checkpoint_bytes(500e9, master=0.0)) / 1e12},
-        "Weights and optimizer state of 500 billion parameters take {0:.0f} TB, with a master copy {1:.0f}; one TB is the "
+        "Weights and optimizer state of 500 billion parameters take {0:.0f} TB, with a master copy {1:.0f}; one TB is "
+        "the "
         "16-bit weights alone.",
         "An optimizer state of next to nothing.", "TB", see=CHAPTER,
         conditions=lambda: {"with a master copy too": float(checkpoint_bytes(500e9)) / 1e12},

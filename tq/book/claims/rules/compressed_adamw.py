@@ -15,7 +15,8 @@ def _failure(results: Results, rule: str) -> tuple[float, float, str]:
     exact = results(CHAPTER, "feedback/128/exact")
     published, blocks = (results(CHAPTER, f"feedback/128/{name}") for name in (f"published-{rule}", rule))
     text = (
-        f"After 150 steps of a model of a million parameters, the first 30 in fp32, the loss is {published:+.3f} from the "
+        f"After 150 steps of a model of a million parameters, the first 30 in fp32, the loss is {published:+.3f} from "
+        "the "
         f"{exact:.3f} of AdamW with the published scale and {blocks:+.3f} with one scale a block"
     )
     return published, blocks, text
@@ -43,7 +44,8 @@ def avoided_failure(claim: Claim, results: Results) -> Finding:
     checks = [compare("nats more by feedback at 4 bits", fed[4] - bare[4], FAILS)]
     checks += [in_part(compare(f"nats more by feedback at {b} bits", fed[b] - bare[b], FAILS)) for b in (1, 2)]
     text = "With error feedback AdamW ends " + ", ".join(f"{fed[b]:+.2f} nats at {b} bits" for b in bits)
-    text += "; without it " + ", ".join(f"{bare[b]:+.2f}" for b in bits) + ": it fails at few bits, not at the four in use."
+    text += "; without it " + ", ".join(f"{bare[b]:+.2f}" for b in bits)
+    text += ": it fails at few bits, not at the four in use."
     return found(claim, checks, text, "A run at four bits in which feedback with one scale a block fails.", "low")
 
 
@@ -55,7 +57,8 @@ def no_v_communication(claim: Claim, results: Results) -> Finding:
         in_part(compare("nats from the baseline", gap, most=SAME)),
     )
     text = (
-        f"With a local second moment the replicas end {drift:.2f} of their length apart, the first of them {gap:+.3f} nats "
+        f"With a local second moment the replicas end {drift:.2f} of their length apart, the first of them {gap:+.3f} "
+        "nats "
         "from the baseline. Exchanging gradients instead needs no second moment and no drift."
     )
     change = "A run whose replicas stay together with local second moments."
@@ -66,7 +69,8 @@ def frozen_variance(claim: Claim, results: Results) -> Finding:
     """The claim is one at 124 million parameters, and nothing smaller decides it."""
     gap = results(CHAPTER, "frozen-v/4")
     text = (
-        f"Not measured at 124M. At a million parameters four bits with a second moment frozen after a fifth of the run end "
+        f"Not measured at 124M. At a million parameters four bits with a second moment frozen after a fifth of the run "
+        "end "
         f"{gap:+.3f} nats from AdamW."
     )
     return Finding(NOT_MEASURED, text, "The run 124m-frozen-v-0 of the campaign.")
@@ -84,7 +88,8 @@ def mixed_precision(claim: Claim, results: Results) -> Finding:
     change = "More pairs under autocast, or the same on a GPU, whose kernels differ."
     straddles = any(low < SAME < high for _, low, high in ends.values())
     if straddles:
-        return Finding(UNDECIDED, f"{text}: wider than the margin of .01.", change, "low", checks=checks, basis=MEASURED)
+        text += ": wider than the margin of .01."
+        return Finding(UNDECIDED, text, change, "low", checks=checks, basis=MEASURED)
     return found(claim, checks, f"{text}.", change, "low")
 
 
@@ -108,14 +113,16 @@ def loss_gap(claim: Claim, results: Results) -> Finding:
     """The claim is one at 355 million parameters, and nothing smaller decides it."""
     mean, high = results(CHAPTER, "gap/published-v3"), results(CHAPTER, "gap-high/published-v3")
     text = (
-        f"Not measured at 355M. At a million parameters, on another corpus, the published rule, as we reconstruct it, ends "
+        f"Not measured at 355M. At a million parameters, on another corpus, the published rule, as we reconstruct it, "
+        "ends "
         f"{mean:+.3f} nats from AdamW, at most {high:+.3f}."
     )
     return Finding(NOT_MEASURED, text, "The runs 355m of the campaign.")
 
 
 def long_run(claim: Claim, results: Results) -> Finding:
-    """A limit that the authors state. It is lifted here by pairs of that length that end within a hundredth of a nat."""
+    """A limit that the authors state. It is lifted here by pairs of that length that end within a hundredth of a
+    nat."""
     steps, wanted = results(CHAPTER, "steps"), claim.number() * (1000 if "K" in claim.value else 1)
     gap = results.entry(CHAPTER, "gap/gradient-4-4")
     worst = gap.get("high", gap["value"])

@@ -73,7 +73,8 @@ def quantized_gradients(claim: Claim, results: Results) -> Finding:
     gap, half = results(TRAINING, "gap/ddp-4"), results(TRAINING, "gap/ddp-4/half-width")
     checks = (compare("times fewer bytes than fp32", fewer, 2.0), compare("nats, upper end", gap + half, most=SAME))
     text = (
-        f"Between two hosts {fewer:.1f} times fewer bytes than fp32, {faster:.1f} times as fast at 100 Mbit/s, and a loss "
+        f"Between two hosts {fewer:.1f} times fewer bytes than fp32, {faster:.1f} times as fast at 100 Mbit/s, and a "
+        "loss "
         f"{gap:+.4f} ± {half:.4f} nats from fp32 at a million parameters, on CPUs."
     )
     quantified = "Quantized gradients that end more than a hundredth of a nat away."

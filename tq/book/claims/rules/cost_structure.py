@@ -113,7 +113,8 @@ def _cost(row: str, runs: tuple[str, ...], change: str, asked: str = "on-demand/
             listed = ledger.claim("S0-022").number(), ledger.claim("S0-020").ends()[1]
             checks += [compare("its own dollars over its own hours", each, *listed, "USD/h") for each in implied]
             text += (
-                f"; its own dollars over its own GPU-hours are {implied[0]:.2f} to {implied[1]:.2f}, where its list has "
+                f"; its own dollars over its own GPU-hours are {implied[0]:.2f} to {implied[1]:.2f}, where its list "
+                "has "
                 f"{listed[0]:.2f} to {listed[1]:.2f}"
             )
         return found(claim, checks, text + ".", change, "medium", "6 P T / (share of the peak) * price")
@@ -216,7 +217,7 @@ def _peak(gpu: str, change: str) -> Rule:
     def rule(claim: Claim, results: Results) -> Finding:
         """The dense 16-bit rate of the data sheet in `data/hardware.csv`."""
         rate = results(CHAPTER, f"peak/{gpu}")
-        text = f"Its data sheet prints {rate:g} TFLOP/s, dense, in 16 bits. It was transcribed, and measured by nobody here."
+        text = f"Its data sheet prints {rate:g} TFLOP/s, dense, in 16 bits. Transcribed, and measured by nobody here."
         return found(claim, (compare("TFLOP/s", rate, *claim.bounds()),), text, change, "medium", basis=PRINTED)
 
     return rule
@@ -234,7 +235,8 @@ def days(claim: Claim, results: Results) -> Finding:
         *(in_part(compare("share of the peak", each, *seen)) for each in share),
     )
     text = (
-        f"An estimated 2.15e25 operations take that long on 25,000 A100 at {share[0]:.0%} to {share[1]:.0%} of the peak,"
+        f"An estimated 2.15e25 operations take that long on 25,000 A100 at {share[0]:.0%} to {share[1]:.0%} of the "
+        "peak,"
         f" and published runs realised {seen[0]:.0%} to {seen[1]:.0%}. Its maker published neither."
     )
     return found(claim, checks, text, "OpenAI's own account of that run.", "low", "FLOP / (n peak days)")
@@ -255,7 +257,8 @@ def lost_day(claim: Claim, results: Results) -> Finding:
     text = f"A day of 25,000 H100 costs {low:.1f} to {high:.1f} million dollars at dated prices."
     least = _millions(claim)[0]
     checks = compare("million USD at the lowest price", low, least), compare("at the dearest", high, least)
-    return found(claim, checks, text, "A cluster of its own at less than 1.7 dollars a GPU-hour.", "high", "GPUs * 24 * price")
+    change = "A cluster of its own at less than 1.7 dollars a GPU-hour."
+    return found(claim, checks, text, change, "high", "GPUs * 24 * price")
 
 
 def rented(claim: Claim, results: Results) -> Finding:
@@ -289,7 +292,8 @@ def _lora_405b() -> dict[str, Figure]:
 def _of(gpu: str, quantity: str) -> float:
     """What `data/hardware.csv` prints of a GPU: "peak_bf16" in TFLOP/s, "memory" in GiB, "hbm" in GB/s."""
     known = hardware.gpu(gpu)
-    return {"peak_bf16": known.peak_flops / 1e12, "memory": known.memory_bytes / 2**30, "hbm": known.hbm_bytes_per_s / 1e9}[quantity]
+    held, rate = known.memory_bytes / 2**30, known.hbm_bytes_per_s / 1e9
+    return {"peak_bf16": known.peak_flops / 1e12, "memory": held, "hbm": rate}[quantity]
 
 
 RULES: dict[str, Rule] = {
@@ -301,11 +305,12 @@ RULES: dict[str, Rule] = {
     "S0-025": _spot("a100", "A dated spot offer of an 80 GB A100 at 0.74 dollars."),
     "S0-026": _cost("7b", ("20-a-parameter", "llama-2"), "A number of tokens beside the 7B row."),
     "S0-027": _hours("7b", "20-a-parameter", "A 7B run of 3 to 12 tokens a parameter in thousands.", "llama-2"),
-    "S0-028": _cost("70b", ("20-a-parameter", "llama-2"), "More GPUs or weeks in the 70B row, whose dollars need them."),
+    "S0-028": _cost("70b", ("20-a-parameter", "llama-2"), "More GPUs or weeks in the 70B row, whose dollars need "
+    "them."),
     "S0-029": _hours("70b", "20-a-parameter", "A 70B run that stops at seven tokens a parameter.", "llama-2"),
     "S0-030": _cost("175b", ("gpt-3",), "Fewer GPU-hours in the 175B row, or a cost that counts all of them."),
     "S0-031": _hours("175b", "gpt-3", "Other tokens than GPT-3's in the 175B row.", "20-a-parameter"),
-    "S0-032": _cost("frontier", ("llama-3.1-405b",), "A frontier run below 23 million dollars.", "on-demand/h200", False),
+    "S0-032": _cost("frontier", ("llama-3.1-405b",), "A frontier run for less than $23M.", "on-demand/h200", False),
     "S0-033": _hours("frontier", "llama-3.1-405b", "A frontier run on fewer than 2,000 GPUs."),
     "S3-001": _published(("gpt-4",), "An account of that run's cost by OpenAI."),
     "S3-004": days,
@@ -346,12 +351,13 @@ RULES: dict[str, Rule] = {
     "S3-044": Free(
         "eight channels * 8 bytes * transfers a second", over=(1.6, 8.8), usual=4.8,
         name="giga-transfers a second from", of=lambda rate: 8 * 8 * rate, unit="GB/s", confidence="medium",
-        says="Eight channels give 200 GB/s with DDR4-3200, and {0:.0f} with the DDR5-4800 of hosts of H100. A GPU reads "
-        "host memory through PCIe at 63.",
+        says="Eight channels give 200 GB/s with DDR4-3200, and {0:.0f} with the DDR5-4800 of hosts of H100. A GPU "
+        "reads host memory through PCIe at 63.",
         would_change="The host and the number of memory channels that are meant.",
     ),
     "S3-045": Free(
-        "drives * 7.45 GB/s (data/stores.csv)", over=(1, 16), usual=1, name="drives", of=lambda drives: drives * _nvme(),
+        "drives * 7.45 GB/s (data/stores.csv)", over=(1, 16), usual=1, name="drives",
+        of=lambda drives: drives * _nvme(),
         unit="GB/s", confidence="medium", see="offload-and-single-gpu", basis=PRINTED,
         conditions=lambda: {"of two": 2 * _nvme()},
         says="One PCIe 4.0 drive reads {0:.2f} GB/s and two {1:.1f} by their maker's figure: ten lies between. The "
@@ -359,7 +365,8 @@ RULES: dict[str, Rule] = {
         would_change="The kind and number of drives that are meant.",
     ),
     "S4-005": Formula(
-        "405e9 * 2 bytes", gigabytes(405e9, in_bf16=16), "405 billion weights of two bytes are {0:.0f} GB, weights alone.",
+        "405e9 * 2 bytes", gigabytes(405e9, in_bf16=16), "405 billion weights of two bytes are {0:.0f} GB, weights "
+        "alone.",
         "Another number of parameters of Llama 3.1 405B.", "GB",
     ),
     "S4-006": Formula(
@@ -429,7 +436,8 @@ RULES: dict[str, Rule] = {
         "A precision beside the one petaflop.", "PFLOP/s", confidence="medium", basis=PRINTED,
     ),
     "S4-078": Formula(
-        "20 * 70e9", lambda: {"of 70B": 20 * 70e9 / 1e12}, "Twenty tokens for each of 70 billion parameters are {0:.1f} "
+        "20 * 70e9", lambda: {"of 70B": 20 * 70e9 / 1e12}, "Twenty tokens for each of 70 billion parameters are "
+        "{0:.1f} "
         "trillion.", "Another ratio in the Chinchilla paper.", "trillion tokens", claimed=1.4, within=0.05,
     ),
     "S4-079": Formula(

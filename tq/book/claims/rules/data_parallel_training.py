@@ -11,7 +11,8 @@ SAME = 0.01  # nats that a run may end above another and count as the same
 
 
 def linear_throughput(claim: Claim, results: Results) -> Finding:
-    """N processes see N times the data of a step by construction; throughput scales well if two hosts keep nine tenths of
+    """N processes see N times the data of a step by construction; throughput scales well if two hosts keep nine
+    tenths of
     the speed without any exchange, at 1 Gbit/s with fp32. The first alone counts in part."""
     plain = {rate: 1 - results(CHAPTER, f"share/ddp-fp32/{rate}") for rate in (100, 1000)}
     coded = 1 - results(CHAPTER, "share/ddp-4/1000")
@@ -31,14 +32,16 @@ def _sharded(results: Results) -> tuple[str, bool, float]:
     gap, half = results(CHAPTER, "gap/fsdp-4"), results(CHAPTER, "gap/fsdp-4/half-width")
     faster = results(CHAPTER, "faster/fsdp-4/100")
     text = (
-        f"FSDP2 trains with it through its own hook, {gap:+.4f} ± {half:.4f} nats from its fp32 and {faster:.2f} times as "
+        f"FSDP2 trains with it through its own hook, {gap:+.4f} ± {half:.4f} nats from its fp32 and {faster:.2f} times "
+        "as "
         "fast a step at 100 Mbit/s. Megatron-LM was not tried"
     )
     return text, gap + half < SAME, faster
 
 
 def sharded_limit(claim: Claim, results: Results) -> Finding:
-    """A limit that the authors state of their own code. It is lifted for this book's if FSDP2 trains with it to within a
+    """A limit that the authors state of their own code. It is lifted for this book's if FSDP2 trains with it to
+    within a
     hundredth of a nat, interval included, and faster."""
     text, same, faster = _sharded(results)
     lifted = same and faster > 1
@@ -51,19 +54,20 @@ def sharded_limit(claim: Claim, results: Results) -> Finding:
 
 
 def several_machines(claim: Claim, results: Results) -> Finding:
-    """A limit that the authors state of their own runs. It is lifted here if hosts with a network between them train alike
+    """A limit that the authors state of their own runs. It is lifted here if hosts with a network between them train
+    alike
     and sooner."""
     sooner, same = results(CHAPTER, "sooner/ddp-4/100"), results(CHAPTER, "whole/same-losses")
     lifted = bool(same) and sooner > 1
     text = (
-        f"hosts with links of 100 Mbit/s reach a loss {sooner:.1f} times sooner with four bits than with fp32. They are CPUs: "
+        f"hosts with links of 100 Mbit/s reach a loss {sooner:.1f} times sooner with four bits than with fp32. They "
+        "are CPUs: "
         "several machines with GPUs remain unmeasured."
     )
     checks = (Check(f"hosts end alike and {sooner:.1f} times sooner", lifted),)
-    return Finding(
-        LIMIT, f"{'Lifted here, on CPUs' if lifted else 'Stands'}: {text}", "Two machines with GPUs and a network.", "medium",
-        checks=checks, basis=MEASURED,
-    )  # fmt: skip
+    text = f"{'Lifted here, on CPUs' if lifted else 'Stands'}: {text}"
+    change = "Two machines with GPUs and a network."
+    return Finding(LIMIT, text, change, "medium", checks=checks, basis=MEASURED)
 
 
 RULES: dict[str, Rule] = {

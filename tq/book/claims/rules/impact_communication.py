@@ -42,15 +42,18 @@ def share_of_time(claim: Claim, results: Results) -> Finding:
     checks += [in_part(compare(f"{name}, all on 400", value, low, high)) for name, value in every.items()]
     checks += [in_part(compare(f"{name}, gradients on 25", value, low, high)) for name, value in slow.items()]
     text = (
-        f"Gradients take {_spread(fast)} of a step on 400 Gbit/s, the network to be replaced, and {_spread(slow)} on 25. "
-        f"All communication takes up to {max(every.values()):.0%} on 400, of activations, which codes of gradients leave "
+        f"Gradients take {_spread(fast)} of a step on 400 Gbit/s, the network to be replaced, and {_spread(slow)} on "
+        "25. "
+        f"All communication takes up to {max(every.values()):.0%} on 400, of activations, which codes of gradients "
+        "leave "
         "as they are."
     )
     return found(claim, checks, text, "A profile of a run on InfiniBand that waits so for its gradients.", "medium")
 
 
 def equal_throughput(claim: Claim, results: Results) -> Finding:
-    """No run takes more than two per cent longer on Ethernet at 100 Gbit/s with codes than on InfiniBand at 400 without;
+    """No run takes more than two per cent longer on Ethernet at 100 Gbit/s with codes than on InfiniBand at 400
+    without;
     in part if one does not."""
     ratio = _all(results, "relative/{}/coded-100g", RUNS)
     checks = [compare(f"time of {name} over that on InfiniBand", each, most=1 + EQUAL) for name, each in ratio.items()]
@@ -70,7 +73,8 @@ def double_throughput(claim: Claim, results: Results) -> Finding:
     checks = [compare("speed of the fastest step over that on InfiniBand", 1 / least, low, high)]
     checks += [in_part(compare(f"rate of a payload against {b}", each, low, high)) for b, each in payload.items()]
     text = (
-        f"Coded Ethernet at 100 Gbit/s carries {payload['fp32']:.2f} times the payload of InfiniBand's 400 if fp32 would "
+        f"Coded Ethernet at 100 Gbit/s carries {payload['fp32']:.2f} times the payload of InfiniBand's 400 if fp32 "
+        "would "
         f"have been sent, {payload['bf16']:.2f} if bf16; a step takes at least {least:.3f} times as long."
     )
     return found(claim, checks, text, "A step that half the time of InfiniBand is enough for, timed.", "high")
@@ -86,15 +90,18 @@ def infiniband_cost(claim: Claim, results: Results) -> Finding:
         f"${max(usd.values()):,.0f} as a share of interconnect in a cluster's cost. Claimed are "
         f"${_claimed_usd()[0]:,.0f}."
     )
-    return found(claim, checks, text, "A bill of materials of InfiniBand with 15,000 dollars a GPU.", "low", basis=PRINTED)
+    change = "A bill of materials of InfiniBand with 15,000 dollars a GPU."
+    return found(claim, checks, text, change, "low", basis=PRINTED)
 
 
 def ethernet_cost(claim: Claim, results: Results) -> Finding:
     """Nobody prices an Ethernet beside an InfiniBand of its size; what is found for InfiniBand is a bound of a kind."""
     bill, (_, claimed) = results(CHAPTER, "fabric/switches-and-cables"), _claimed_usd()
     text = (
-        "No bill of materials for Ethernet beside InfiniBand was found. The InfiniBand of 1,024 H100 that was found costs "
-        f"${bill:,.0f} a GPU, {'less' if bill < claimed else 'more'} than the Ethernet that is claimed at ${claimed:,.0f}."
+        "No bill of materials for Ethernet beside InfiniBand was found. The InfiniBand of 1,024 H100 that was found "
+        "costs "
+        f"${bill:,.0f} a GPU, {'less' if bill < claimed else 'more'} than the Ethernet that is claimed at "
+        f"${claimed:,.0f}."
     )
     return Finding(NOT_CHECKABLE, text, "A bill of materials for Ethernet of a thousand GPUs.")
 
@@ -106,7 +113,8 @@ def infrastructure_saving(claim: Claim, results: Results) -> Finding:
     checks = (compare("dollars of InfiniBand a GPU", bill, 1e3 * claim.bounds()[0]),)
     text = (
         f"The InfiniBand whose bill was found costs ${bill:,.0f} a GPU in all, and ${share:,.0f} by the largest share: "
-        f"$8,000 cannot be saved on it. A 70B step takes {results(CHAPTER, 'relative/70b/coded-100g'):.2f} times as long on "
+        f"$8,000 cannot be saved on it. A 70B step takes {results(CHAPTER, 'relative/70b/coded-100g'):.2f} times as "
+        "long on "
         "the slower network."
     )
     return found(claim, checks, text, "Bills of materials for both networks at one size.", "low", "15 - 7")
@@ -116,7 +124,8 @@ def mandatory(claim: Claim, results: Results) -> Finding:
     """No large model was trained without InfiniBand."""
     used = results(CHAPTER, "roce/used")
     text = (
-        f"Llama 3 405B was trained on up to {used:,.0f} GPUs on Ethernet at 400 Gbit/s, without codes. The factor of two "
+        f"Llama 3 405B was trained on up to {used:,.0f} GPUs on Ethernet at 400 Gbit/s, without codes. The factor of "
+        "two "
         "is the document's $15M over its $7M, which have no source."
     )
     checks = (Check(f"{used:,.0f} GPUs trained without InfiniBand, needed none", used == 0),)
@@ -129,7 +138,8 @@ def meta_on_ethernet(claim: Claim, results: Results) -> Finding:
     low, high = claim.bounds()
     checks = (compare("GPUs that trained", used, low, high), in_part(compare("GPUs of the cluster", size, low, high)))
     text = (
-        f"The RoCE cluster has {size:,.0f} GPUs, of which up to {used:,.0f} trained the 405B model: at 400 Gbit/s a GPU and "
+        f"The RoCE cluster has {size:,.0f} GPUs, of which up to {used:,.0f} trained the 405B model: at 400 Gbit/s a "
+        "GPU and "
         "without codes, so it does not show that slower Ethernet suffices."
     )
     return found(claim, checks, text, "Meta's own paper with 24,000 GPUs in one run.", "medium", basis=PRINTED)
@@ -156,7 +166,8 @@ def sync_at_batch(claim: Claim, results: Results) -> Finding:
     checks = [compare(f"largest share, examples {words[k]}", max(pair), most=most) for k, pair in shares.items()]
     each, every = shares["a-replica"], shares["in-all"]
     text = (
-        f"70B on 256 GPUs at 400 Gbit/s waits {each[0]:.1%} and {each[1]:.1%} of the time if each replica sees 32 and 128 "
+        f"70B on 256 GPUs at 400 Gbit/s waits {each[0]:.1%} and {each[1]:.1%} of the time if each replica sees 32 and "
+        "128 "
         f"examples of 4,096 tokens, {every[0]:.0%} and {every[1]:.0%} if all together do."
     )
     return found(claim, checks, text, "A statement of what a batch is.", "medium", "t / (t + c)")
@@ -173,7 +184,8 @@ def _effective(rate: float) -> Readings:
 def _link(rate: int, change: str) -> Formula:
     return Formula(
         LINK, _effective(rate),
-        f"{rate} Gbit/s carry what {{0:,.0f}} would if fp32 is replaced, with bf16 scales, and {{2:,.0f}} if bf16 is, which "
+        f"{rate} Gbit/s carry what {{0:,.0f}} would if fp32 is replaced, with bf16 scales, and {{2:,.0f}} if bf16 is, "
+        "which "
         "mixed precision sends. Payload alone; the codec's time is not in it.",
         change, "Gbit/s",
     )  # fmt: skip

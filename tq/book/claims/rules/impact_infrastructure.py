@@ -28,7 +28,8 @@ def several_sites(claim: Claim, results: Results) -> Finding:
                       need["4-bits"] <= LEASED_GBIT)),
     )  # fmt: skip
     text = (
-        f"Possible before: ten billion parameters on three continents computed {published:.0%} of the time or more. 70B at "
+        f"Possible before: ten billion parameters on three continents computed {published:.0%} of the time or more. "
+        "70B at "
         f"two sites needs {need['bf16']:.0f} Gbit/s every step in bf16, {need['4-bits']:.0f} with four bits, "
         f"{need['diloco-bf16']:.2f} every hundred steps."
     )
@@ -47,7 +48,8 @@ def become_practical(claim: Claim, results: Results) -> Finding:
         shown.append(text)
     rare = results(CHAPTER, f"use/hybrid/diloco-bf16/{SCENARIOS['hybrid'][1]}")
     text = (
-        f"GPUs compute, without and with four bits: {'; '.join(shown)}. Agreeing every hundred steps makes cloud-hybrid "
+        f"GPUs compute, without and with four bits: {'; '.join(shown)}. Agreeing every hundred steps makes "
+        "cloud-hybrid "
         f"practical without codes, {rare:.0%}. Edge-cloud is only under consideration."
     )
     change = "Another link between cloud and own cluster, or another limit than a half."

@@ -24,7 +24,8 @@ def batch_factor(claim: Claim, results: Results) -> Finding:
     )
     text = (
         f"{min(kept):.1f} to {max(kept):.1f} times the batch where a run keeps its activations, "
-        f"{min(gains['full']):.1f} to {max(gains['full']):.1f} where it recomputes every layer. Recomputation alone gives "
+        f"{min(gains['full']):.1f} to {max(gains['full']):.1f} where it recomputes every layer. Recomputation alone "
+        "gives "
         f"{min(instead):.0f} to {max(instead):.0f} times. Computed, not measured on a GPU."
     )
     change = "Largest batches with and without codes, measured on a GPU."
@@ -58,7 +59,8 @@ def training_time(claim: Claim, results: Results) -> Finding:
     instead = results(CHAPTER, "time/instead-of-recompute")
     checks = (compare("largest share of the time saved on 400 Gbit/s", most, claim.bounds()[0] / 100),)
     text = (
-        f"On the ports of rented H100 a larger batch saves at most {most:.1%} of the time, {free:.1%} with a codec that "
+        f"On the ports of rented H100 a larger batch saves at most {most:.1%} of the time, {free:.1%} with a codec "
+        "that "
         f"takes none. Codes in place of full recomputation would save {instead:.0%}. By a model."
     )
     return found(claim, checks, text, "Throughput by batch of a 7B model, measured on a GPU.", "low")
@@ -73,8 +75,10 @@ def tensor_parallelism(claim: Claim, results: Results) -> Finding:
         in_part(compare("the same", reach, UNLIKELY)),
     )
     text = (
-        f"Of {results(CHAPTER, 'tp/layouts'):.0f} layouts that hold one or two sequences with TP8, {reach:.0%} hold four "
-        f"with TP4 and codes, {nothing:.0%} none at all: activations of a GPU grow eightfold against a ratio of 3.8, and "
+        f"Of {results(CHAPTER, 'tp/layouts'):.0f} layouts that hold one or two sequences with TP8, {reach:.0%} hold "
+        "four "
+        f"with TP4 and codes, {nothing:.0%} none at all: activations of a GPU grow eightfold against a ratio of 3.8, "
+        "and "
         "states double."
     )
     change = "Pipeline stages, sharding and context of the 70B row."
@@ -82,7 +86,8 @@ def tensor_parallelism(claim: Claim, results: Results) -> Finding:
 
 
 def gpu_count(claim: Claim, results: Results) -> Finding:
-    """The smallest cluster that holds 70B halves with codes, with or without recomputation; in part where codes make TP4
+    """The smallest cluster that holds 70B halves with codes, with or without recomputation; in part where codes make
+    TP4
     fit in more than one layout of five."""
     least = {(n, r): results(CHAPTER, f"least/{n}/{r}") for n in ("plain", "coded") for r in ("none", "full")}
     enabled = results(CHAPTER, "tp/enabled")
@@ -92,7 +97,8 @@ def gpu_count(claim: Claim, results: Results) -> Finding:
     ] + [in_part(compare("share of the layouts where TP4 fits by codes", enabled, UNLIKELY))]  # fmt: skip
     text = (
         f"The smallest cluster that holds 70B stays at {least['plain', 'none']:.0f} GPUs, or "
-        f"{least['plain', 'full']:.0f} with recomputation. In {enabled:.0%} of the layouts TP8 can become TP4. Half the "
+        f"{least['plain', 'full']:.0f} with recomputation. In {enabled:.0%} of the layouts TP8 can become TP4. Half "
+        "the "
         f"GPUs for twice as long take {results(CHAPTER, 'hours/halved-coded'):.2f} times the GPU-hours."
     )
     change = "A 70B run whose smallest cluster halves with codes."

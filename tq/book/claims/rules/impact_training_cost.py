@@ -22,7 +22,8 @@ def share_saved(claim: Claim, results: Results) -> Finding:
         in_part(compare("against fp32", chance["fp32"], UNLIKELY)),
     )
     text = (
-        f"On the network that rented H100 have a fast codec saves {median:.1%} of a 70B run in the median, and 27 % with a "
+        f"On the network that rented H100 have a fast codec saves {median:.1%} of a 70B run in the median, and 27 % "
+        "with a "
         f"probability of {chance['bf16']:.0%}. Coded on 100 Gbit/s the run takes {slower:.0%} longer. By a model."
     )
     return found(claim, checks, text, "A timed 70B step with and without codes on 400 Gbit/s.", "medium", MODEL)
@@ -31,11 +32,13 @@ def share_saved(claim: Claim, results: Results) -> Finding:
 def fifth_saved(claim: Claim, results: Results) -> Finding:
     """With a fast codec the median saving of a 70B run on the network of rented H100 reaches the low end; in part the
     upper end of its 80 % interval does."""
-    low, mid, high = (results(CHAPTER, f"saving/predicted/400g/bf16/fast-codec/{end}") for end in ("low", "mid", "high"))
+    key = "saving/predicted/400g/bf16/fast-codec"
+    low, mid, high = (results(CHAPTER, f"{key}/{end}") for end in ("low", "mid", "high"))
     least = claim.bounds()[0] / 100
     checks = (compare("median saving", mid, least), in_part(compare("that of one in ten", high, least)))
     text = (
-        f"On the network that rented H100 have a fast codec saves {mid:.1%} ({low:.1%} to {high:.1%}) of a 70B run. Its "
+        f"On the network that rented H100 have a fast codec saves {mid:.1%} ({low:.1%} to {high:.1%}) of a 70B run. "
+        "Its "
         "table's own ends differ by 20 % at both. By a model."
     )
     return found(claim, checks, text, "A fifth of a 70B run that waits for its gradients.", "medium", MODEL)
@@ -43,7 +46,8 @@ def fifth_saved(claim: Claim, results: Results) -> Finding:
 
 def _dollars(run: str, change: str) -> Rule:
     def rule(claim: Claim, results: Results) -> Finding:
-        """A fast codec saves the claimed sum on the network of rented H100 against bf16 with a probability of .8; in part
+        """A fast codec saves the claimed sum on the network of rented H100 against bf16 with a probability of .8; in
+        part
         with more than .2, there or on 100 Gbit/s against fp32."""
         priced = results(CHAPTER, f"saved/{run}/400g/bf16/as-claimed")
         mid = results(CHAPTER, f"saved/{run}/400g/bf16/mid")

@@ -22,7 +22,8 @@ def cheaper_cluster(claim: Claim, results: Results) -> Finding:
         in_part(compare("share of the whole network", free["high"], least)),
     )
     text = (
-        f"Its own prices, $15K and $7K a GPU, differ by {own:.0%} of a cluster. The whole network is {free['low']:.0%} to "
+        f"Its own prices, $15K and $7K a GPU, differ by {own:.0%} of a cluster. The whole network is {free['low']:.0%} "
+        "to "
         f"{free['high']:.0%} of one, so that even a network for nothing saves no more."
     )
     change = "A cluster whose network is more than a third of its price."
@@ -40,7 +41,8 @@ def cheaper_run(claim: Claim, results: Results) -> Finding:
     slow = results(CHAPTER, "startup/saving/100g")
     checks = (compare("share saved on 400 Gbit/s", max(sharded, whole), 0.9 / 3),)
     text = (
-        f"A third to a half is claimed; on the ports that rented H100 have codes save {sharded:.0%} of a 70B step. On 100 "
+        f"A third to a half is claimed; on the ports that rented H100 have codes save {sharded:.0%} of a 70B step. On "
+        "100 "
         f"Gbit/s they save {slow:.0%} of a longer step. The codec's speed on a GPU is assumed."
     )
     change = "A 70B step on rented H100 that halves with codes, timed."
@@ -51,7 +53,8 @@ def more_runs(claim: Claim, results: Results) -> Finding:
     """Runs for the money of one, 1 / (1 - saving), on the network of rented H100."""
     runs = 1 / (1 - max(_saving(results)))
     text = (
-        f"On the ports that rented H100 have the money of one 70B run buys {runs:.2f}; two need a saving of a half. The "
+        f"On the ports that rented H100 have the money of one 70B run buys {runs:.2f}; two need a saving of a half. "
+        "The "
         "codec's speed on a GPU is assumed."
     )
     checks = (compare("runs for the money of one", runs, claim.bounds()[0]),)
@@ -64,7 +67,8 @@ def own_gpus(claim: Claim, results: Results) -> Finding:
     billions = {name: results(CHAPTER, f"startup/api/{name}") for name in ("input", "output", "70b")}
     checks = [compare(f"billion tokens a month at the {name} price", each, 0.1) for name, each in billions.items()]
     text = (
-        f"One rented H100 is cheaper from {min(billions.values()):.2f} to {max(billions.values()):.1f} billion tokens a "
+        f"One rented H100 is cheaper from {min(billions.values()):.2f} to {max(billions.values()):.1f} billion tokens "
+        "a "
         "month on, by the price that is paid for them; below a hundred million it is not. Whether it can serve as many "
         "depends on the load."
     )

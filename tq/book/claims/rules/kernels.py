@@ -13,7 +13,7 @@ SIZES = ("124M", "355M", "7B", "70B")
 def step_overhead(claim: Claim, results: Results) -> Finding:
     """Their step cannot be run; their kernel's published speed, put into a step of each size, gives the factor."""
     factors = {size: results(CHAPTER, f"step/report/{size.lower()}") for size in SIZES}
-    checks = [compare(f"step of {size} with the report's kernel", f, *claim.bounds(), "x") for size, f in factors.items()]
+    checks = [compare(f"step of {size} with their kernel", f, *claim.bounds(), "x") for size, f in factors.items()]
     text = (
         f"The published speed of their kernel gives steps {min(factors.values()):.1f} to {max(factors.values()):.1f} "
         f"times as long (124M to 70B). Ours adds {results(CHAPTER, 'step/measured-share'):.1%} on a CPU, so the factor "
@@ -42,7 +42,8 @@ def kernel_over_python(claim: Claim, results: Results) -> Finding:
     times = {verb: results.on_gpu(CHAPTER, f"over/{verb}/pytorch-reference") for verb in ("encode", "decode")}
     checks = [compare(f"times as fast to {verb}", factor, claim.bounds()[0]) for verb, factor in times.items()]
     text = (
-        f"Our kernels encode {times['encode']:.0f} and decode {times['decode']:.0f} times as fast as PyTorch on the same "
+        f"Our kernels encode {times['encode']:.0f} and decode {times['decode']:.0f} times as fast as PyTorch on the "
+        "same "
         "GPU. Theirs is not published."
     )
     return found(claim, checks, text, "The source of the two that the report timed.", "medium")
@@ -53,7 +54,8 @@ RULES: dict[str, Rule] = {
     "T-013": kernel_over_python,
     "T-014": Formula(
         "32 / (4 + scale bits / 128)", lambda: ratios("fp32"),
-        "64 MB become {0:.2f} times fewer bytes with bf16 scales and {1:.2f} times fewer with fp32 ones: two digits are "
+        "64 MB become {0:.2f} times fewer bytes with bf16 scales and {1:.2f} times fewer with fp32 ones: two digits "
+        "are "
         "claimed, so scales count.",
         "A payload whose scales take less than a sixth of a bit a number.", "x", see="distortion",
     ),

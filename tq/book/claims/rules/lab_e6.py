@@ -16,7 +16,8 @@ RULES: dict[str, Rule] = {
     "S4-070": Formula(
         "r (d + k) and d k for d = k = 4,096 and r = 16, the rank that its procedure names",
         lambda: {"at rank 16": _adapters(16)},
-        "A product of 4,096 by 4,096 has 16.8 million weights and an adapter of rank 16 {0:,.0f}. The document lost width "
+        "A product of 4,096 by 4,096 has 16.8 million weights and an adapter of rank 16 {0:,.0f}. The document lost "
+        "width "
         "and rank; its procedure has rank 16.",
         "An undamaged copy with another width.", "parameters", claimed=Claim.ends, within=0.2, confidence="medium",
     ),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tq.book.claims.formulas import Formula, Free, RangeFormula
+from tq.book.claims.formulas import Formula, RangeFormula
 from tq.book.claims.ledger import Rule
-from tq.systems import Transformer, kv_cache, speculative
+from tq.systems import Transformer, kv_cache
 
 
 def _cache(tokens: float, kv_heads: int = 8) -> float:
@@ -16,7 +16,8 @@ RULES: dict[str, Rule] = {
     "S4-087": Formula(
         "2 * layers * KV heads * 128 * 2 bytes * tokens, at least a GB",
         lambda: {"70B with 8 KV heads at 8K": _cache(8192), "at 128K": _cache(131072)},
-        "One request of a 70B shape with eight KV heads takes {0:.1f} GB at 8K tokens and {1:.0f} at 128K. The shape of "
+        "One request of a 70B shape with eight KV heads takes {0:.1f} GB at 8K tokens and {1:.0f} at 128K. The shape "
+        "of "
         "a 100B model is not given.",
         "Caches of fewer bits or heads.", "GB", claimed=_cache(8192), within=0.9, confidence="medium",
     ),
@@ -26,7 +27,8 @@ RULES: dict[str, Rule] = {
             "GQA, 64 on 8": kv_cache.grouping_factor(Transformer.preset("llama2-70b")),
             "MQA, 64 on 1": kv_cache.grouping_factor(Transformer.preset("llama2-70b", kv_heads=1)),
         },
-        "A 70B shape with eight KV heads for 64 keeps {0:.0f} times less, with one {1:.0f} times. What quality that costs "
+        "A 70B shape with eight KV heads for 64 keeps {0:.0f} times less, with one {1:.0f} times. What quality that "
+        "costs "
         "is not measured.",
         "A meaning of substantial above eight times.", "x", claimed=(2.0, 1e9), within=0.0,
     ),

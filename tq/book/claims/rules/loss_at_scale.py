@@ -16,14 +16,15 @@ def _published(key: str, where: str, change: str) -> Rule:
         """The published rule at their size ends as near to fp32 as they say; in part within a hundredth of a nat."""
         gap, most = results.on_gpu(CHAPTER, key), claim.ends()[1] + ROUNDING
         checks = (compare("nats from fp32", gap, most=most), in_part(compare("the same", gap, most=SAME)))
-        text = f"On another corpus, at 124 million parameters {where}, the published rule is {gap:+.4f} nats from fp32: one pair."
+        text = f"On another corpus, at 124M {where}, the published rule is {gap:+.4f} nats from fp32: one pair."
         return found(claim, checks, text, change, "low")
 
     return rule
 
 
 def run_at_355m(claim: Claim, results: Results) -> Finding:
-    """The published rule stays below .003 nats; in part if this book's default alone does, at 355 million parameters."""
+    """The published rule stays below .003 nats; in part if this book's default alone does, at 355 million
+    parameters."""
     published, ours = results.on_gpu(CHAPTER, "gpt2-124m/published"), results.on_gpu(CHAPTER, "gpt2-355m/gap")
     checks = (
         compare("nats of the published rule, at 124M", published, most=0.003),
@@ -45,7 +46,8 @@ def mixed_precision_after_500(claim: Claim, results: Results) -> Finding:
         in_part(compare("nats of ours, at 355M", ours, most=most)),
     )
     text = (
-        f"On another corpus in bf16 our default is {ours:+.4f} nats from fp32 at 355M around step 500, the published rule "
+        f"On another corpus in bf16 our default is {ours:+.4f} nats from fp32 at 355M around step 500, the published "
+        "rule "
         f"{published:+.4f} at 124M."
     )
     return found(claim, checks, text, "A pair of the published rule at 355M in bf16.", "low")

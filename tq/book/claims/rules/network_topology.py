@@ -39,7 +39,8 @@ RULES: dict[str, Rule] = {
     "S3-013": Formula(
         "data sheet of the H100 SXM (data/hardware.csv)",
         lambda: {"NVLink, both directions": 2 * hardware.gpu("h100-80gb").nvlink_bytes_per_s / 1e9},
-        "The data sheet prints {0:.0f} GB/s of NVLink for each GPU, both directions together. Printed, not measured here.",
+        "The data sheet prints {0:.0f} GB/s of NVLink for each GPU, both directions together. Printed, not measured "
+        "here.",
         "A statement that the rate is of a node instead of a GPU.", "GB/s", confidence="medium", basis=PRINTED,
     ),
     "S3-014": RangeFormula(
@@ -48,7 +49,8 @@ RULES: dict[str, Rule] = {
             "16 nodes of 8 x 400G over 16 x 400G": topology.oversubscription(8 * 400, 16, 400, 16),
             "32 such nodes over 8 x 200G": topology.oversubscription(8 * 400, 32, 200, 8),
         },
-        "A rack of 16 nodes with eight ports of 400 Gbit/s each sends {0:.0f} times what its 16 uplinks carry, one of 32 "
+        "A rack of 16 nodes with eight ports of 400 Gbit/s each sends {0:.0f} times what its 16 uplinks carry, one of "
+        "32 "
         "over eight of 200 {1:.0f} times. A fat tree has 1; nodes of one port would.",
         "A number of ports for each node.", "x", claimed=(0.0, 1.0), within=0.0,
         conditions=lambda: {"16 nodes of one port over 16": topology.oversubscription(400, 16, 400, 16)},

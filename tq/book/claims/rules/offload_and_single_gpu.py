@@ -73,7 +73,8 @@ def tuned_on_one_card(claim: Claim, results: Results) -> Finding:
     size = claim.number() * NF4_DQ / 8
     fits = "fit" if size <= 24 else "do not fit"
     text = (
-        f"No source is named. The weights alone take {size:.1f} GB at {NF4_DQ:.4g} bits and {fits} the card's 24 GB without "
+        f"No source is named. The weights alone take {size:.1f} GB at {NF4_DQ:.4g} bits and {fits} the card's 24 GB "
+        "without "
         "offload."
     )
     return Finding(NOT_CHECKABLE, text, "An account of that fine-tuning, with its method.")
@@ -129,8 +130,8 @@ RULES: dict[str, Rule] = {
     "S1-006": Free(
         "(states - weights) / (states + activations), Llama 2 7B", of=lambda n: _saved(round(n)), over=(1, 32), usual=1,
         name="sequences of 4,096 tokens, from", unit="%", see=CHAPTER,
-        says="A GPU with a 7B model saves {0:.0f} % where one sequence of 4,096 tokens is trained, 50 % where {high:.0f} "
-        "are, and {1:.0f} % of the states alone. Which memory is meant is not said.",
+        says="A GPU with a 7B model saves {0:.0f} % where one sequence of 4,096 tokens is trained, 50 % where "
+        "{high:.0f} are, and {1:.0f} % of the states alone. Which memory is meant is not said.",
         conditions=lambda: {"of states alone": _saved(0)},
         would_change="A statement of whose memory is reduced, and at which batch.",
     ),
@@ -138,16 +139,17 @@ RULES: dict[str, Rule] = {
     "S1-008": Free(
         "1 - (a layer's 16-bit weights + activations) / (states + activations), Llama 2 7B",
         of=lambda n: _saved(round(n), 1), over=(1, 32), usual=1, name="sequences of 4,096 tokens, from", unit="%",
-        claimed=lambda claim: (claim.number(), 100.0), see=CHAPTER, conditions=lambda: {"of states alone": _saved(0, 1)},
-        says="With states and all but one layer's weights on drives a GPU saves {0:.0f} % where a 7B model trains on one "
-        "sequence of 4,096 tokens, less where on more, and {1:.1f} % of the states alone.",
+        claimed=lambda claim: (claim.number(), 100.0), see=CHAPTER,
+        conditions=lambda: {"of states alone": _saved(0, 1)},
+        says="With states and all but one layer's weights on drives a GPU saves {0:.0f} % where a 7B model trains on "
+        "one sequence of 4,096 tokens, less where on more, and {1:.1f} % of the states alone.",
         would_change="A batch whose activations stay and take a fifth of all memory.",
     ),
     "S1-009": Free(
         "24 bytes a parameter through 5 GB/s, over 6 FLOPs a parameter and token at 80 TFLOP/s", of=_paged,
         over=(2**10, 2**24), usual=2**14, name="tokens a step, from", unit="%", confidence="medium", see=CHAPTER,
-        says="30 to 50 % is what paging adds to steps of {low:,.0f} to {high:,.0f} tokens on a 4090; steps of 16,384 it "
-        "slows by {0:,.0f} %. Nothing overlaps here; the model's size cancels.",
+        says="30 to 50 % is what paging adds to steps of {low:,.0f} to {high:,.0f} tokens on a 4090; steps of 16,384 "
+        "it slows by {0:,.0f} %. Nothing overlaps here; the model's size cancels.",
         would_change="The tokens of a step that ZeRO-Infinity's figure is of.",
     ),
     "S1-015": Free(
@@ -170,14 +172,15 @@ RULES: dict[str, Rule] = {
         "TB of drives / 16 bytes a parameter", of=lambda terabytes: terabytes / 16, over=(1, 64), usual=2,
         name="TB of drives, from", see=CHAPTER, claimed=lambda claim: (claim.number(), claim.number()),
         conditions=lambda: {"years for 20 tokens a parameter": _years(1e12, 20e12)},
-        says="States of a trillion parameters fit {low:.0f} TB of drives; a drive of 2 TB holds {0:.3f} trillion. To hold "
-        "is not to train: twenty tokens a parameter take {1:,.0f} years.",
+        says="States of a trillion parameters fit {low:.0f} TB of drives; a drive of 2 TB holds {0:.3f} trillion. To "
+        "hold is not to train: twenty tokens a parameter take {1:,.0f} years.",
         would_change="A demonstration instead of a theoretical size.",
     ),
     "S1-023": RangeFormula(
         f"70e9 * bits / 8, of 80 GB; {NF4_DQ:.4g} bits for NF4 with double quantization",
         lambda: {"4-bit weights and adapters": 70 * NF4_DQ / 8, "adapters on bf16 weights": 70.0 * 2},
-        "With 4-bit weights, {0:.0f} GB, and adapters 70B fits one card of 80 GB; adapters on bf16 weights need {1:.0f}, "
+        "With 4-bit weights, {0:.0f} GB, and adapters 70B fits one card of 80 GB; adapters on bf16 weights need "
+        "{1:.0f}, "
         "all parameters {2:,.0f}.",
         "Weights of 70B that no format brings below 80 GB.", "GB", claimed=(0.0, 80.0), within=0.0, see=CHAPTER,
         conditions=lambda: {"all parameters at 16 bytes": 70.0 * 16},
@@ -195,8 +198,8 @@ RULES: dict[str, Rule] = {
     "S1-030": Free(
         "GPUs * 400 / 80 TFLOP/s", of=lambda gpus: gpus * H100_FLOPS / CARD_FLOPS, over=(8, 25_000), usual=128,
         name="H100 in the cluster, from", see=CHAPTER, conditions=lambda: {"against 8": 8 * H100_FLOPS / CARD_FLOPS},
-        says="A 4090 at half of its peak is {0:.0f} times slower than 128 H100 and {1:.0f} times slower than one node of "
-        "eight: no cluster is only ten to twenty times as fast.",
+        says="A 4090 at half of its peak is {0:.0f} times slower than 128 H100 and {1:.0f} times slower than one node "
+        "of eight: no cluster is only ten to twenty times as fast.",
         would_change="A cluster of two to four H100.",
     ),
     "S1-031": Free(
@@ -210,16 +213,17 @@ RULES: dict[str, Rule] = {
     "S1-032": Free(
         "1,200 TB of endurance / 12 bytes a parameter and step, 100B", of=_worn, over=(2**12, 2**24), usual=2**16,
         name="tokens a step, from", unit="months", claimed=(1.0, 12.0), within=0.1, confidence="medium", see=CHAPTER,
-        says="A drive of 1,200 TB endurance lasts months if 100B train in steps of {low:,.0f} to {high:,.0f} tokens, and "
-        "{0:.1f} months in steps of 65,536.",
+        says="A drive of 1,200 TB endurance lasts months if 100B train in steps of {low:,.0f} to {high:,.0f} tokens, "
+        "and {0:.1f} months in steps of 65,536.",
         would_change="States that stay in memory, so that drives are only read.",
     ),
     "S3-036": Free(
-        "1 + (ratio - 1) * share of misses, 1.1 GB read in a circle through 1 GB", of=_loop, over=(2, 10_000), usual=100,
+        "1 + (ratio - 1) * share of misses, 1.1 GB read in a circle through 1 GB", of=_loop, over=(2, 10_000),
+        usual=100,
         name="times that the slow level is slower, from", confidence="medium", claimed=(100.0, 100.0), within=0.1,
         conditions=lambda: {"with the best eviction": _loop(100, "best")},
-        says="A loop over 1.1 GB misses on every read where the least recently used goes: it slows down by the ratio of "
-        "the levels, 100 if that is 100, with the best eviction {1:.0f} times. Theirs is unpublished.",
+        says="A loop over 1.1 GB misses on every read where the least recently used goes: it slows down by the ratio "
+        "of the levels, 100 if that is 100, with the best eviction {1:.0f} times. Theirs is unpublished.",
         would_change="A reading order that reuses what it has just read.",
     ),
     "S3-052": Formula(
@@ -238,7 +242,8 @@ RULES: dict[str, Rule] = {
     ),
     "S3-056": RangeFormula(
         "bytes / 80 GB", lambda: {"deployed in bf16": 7 * 2 / 80},
-        "Deployed in bf16, as its sentence has it, 7B takes {0:.0%} of 80 GB; training it at 16 bytes a parameter would "
+        "Deployed in bf16, as its sentence has it, 7B takes {0:.0%} of 80 GB; training it at 16 bytes a parameter "
+        "would "
         "take {1:.0%}.",
         "A card of less than 14 GB.", "of the card", claimed=(0.0, 1.0), within=0.0, see=CHAPTER,
         conditions=lambda: {"trained at 16 bytes": 7 * 16 / 80},

@@ -39,7 +39,8 @@ def eight_bit_saving(claim: Claim, results: Results) -> Finding:
 
 
 def eight_bit_accuracy(claim: Claim, results: Results) -> Finding:
-    """Held-out loss of each 8-bit state moves by less than the claimed share with its whole interval over eight seeds."""
+    """Held-out loss of each 8-bit state moves by less than the claimed share with its whole interval over eight
+    seeds."""
     most = claim.bounds()[1] / 100
     worst = _measured(results, "relative-worst", EIGHT)
     checks = [compare(f"change of the loss by {name}, upper end", value, most=most) for name, value in worst.items()]
@@ -57,7 +58,8 @@ def eight_bit_factor(claim: Claim, results: Results) -> Finding:
         f"Against the fp32 moments that it counts itself the state shrinks {state:.2f} times, all 16 bytes of mixed "
         f"precision {whole:.2f} times. Two would be right against 16-bit moments, {4 * state / 8:.2f}."
     )
-    return found(claim, checks, text, "A statement that moments of 16 bits are replaced.", "high", "8 / 2.06; 16 / 10.06")
+    change = "A statement that moments of 16 bits are replaced."
+    return found(claim, checks, text, change, "high", "8 / 2.06; 16 / 10.06")
 
 
 def smaller_states(claim: Claim, results: Results) -> Finding:

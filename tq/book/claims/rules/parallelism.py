@@ -65,7 +65,8 @@ RULES: dict[str, Rule] = {
         "N * bytes a GPU / bytes of all states", lambda: {"weights, gradients and states": 64 / zero_factor(3, 64)},
         "Weights, gradients and optimizer states of a GPU shrink to 1/N; with one gathered layer of a 7B model on 64 "
         "GPUs {1:.2f}/N. Activations are not sharded by it.",
-        "A layer so large that gathering it takes a fifth of the states.", "of 1/N", claimed=1.0, within=0.2, see=MEMORY,
+        "A layer so large that gathering it takes a fifth of the states.", "of 1/N", claimed=1.0, within=0.2,
+        see=MEMORY,
         conditions=lambda: {"with a gathered layer of 7B": _gathered()},
     ),
     "S3-028": Formula(
@@ -112,14 +113,14 @@ RULES: dict[str, Rule] = {
     ),
     "S4-060": Free(
         "16 / (4 + 12 / n)", of=lambda n: zero_factor(1, n), over=(2, 16_384), usual=64, name="GPUs, from", see=MEMORY,
-        says="Sharded optimizer states save {0:.1f} times of the bytes on 64 GPUs, about four from {low:.0f} on and four "
-        "in the limit. Activations stay.",
+        says="Sharded optimizer states save {0:.1f} times of the bytes on 64 GPUs, about four from {low:.0f} on and "
+        "four in the limit. Activations stay.",
         would_change="Fewer than twelve GPUs, whose optimizer states are shared by too few.",
     ),
     "S4-061": Free(
         "16 / (2 + 14 / n)", of=lambda n: zero_factor(2, n), over=(2, 16_384), usual=64, name="GPUs, from", see=MEMORY,
-        says="Sharded gradients too save {0:.1f} times on 64 GPUs, about eight from {low:.0f} on and eight in the limit. "
-        "Activations stay.",
+        says="Sharded gradients too save {0:.1f} times on 64 GPUs, about eight from {low:.0f} on and eight in the "
+        "limit. Activations stay.",
         would_change="Replicas on fewer GPUs than that, where gradients are not shared by enough of them.",
     ),
     "S4-062": RangeFormula(

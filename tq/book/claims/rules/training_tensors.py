@@ -12,7 +12,8 @@ FAR = 0.05  # Kolmogorov-Smirnov distance from which on a sample is not Gaussian
 
 
 def four_bit_momentum(claim: Claim, results: Results) -> Finding:
-    """Four bits carry a momentum if a real one loses at most a tenth more than a Gaussian does; in part twice as much."""
+    """Four bits carry a momentum if a real one loses at most a tenth more than a Gaussian does; in part twice as
+    much."""
     lost, gaussian = results(CHAPTER, "nmse/momentum/plain"), bounds.unbiased_nmse(4)
     checks = (
         compare("loss over that of a Gaussian", lost / gaussian, most=1.1),
@@ -36,9 +37,11 @@ def gaussian_after_rotation(claim: Claim, results: Results) -> Finding:
     checks = [
         Check(f"distance of {kinds[k]} {before[k]:.3f} to {after[k]:.3f}, needed below {FAR}",
               after[k] < FAR and after[k] < before[k]) for k in kinds
-    ] + [compare("distance of a lone spike", spike, most=FAR), compare("cost of the Beta codebook", penalty, 0.01)]  # fmt: skip
+    ]  # fmt: skip
+    checks += [compare("distance of a lone spike", spike, most=FAR), compare("cost of Beta's codebook", penalty, 0.01)]
     text = (
-        f"In the mean gradients, momenta and activations lie {min(after.values()):.3f} to {max(after.values()):.3f} from a "
+        f"In the mean gradients, momenta and activations lie {min(after.values()):.3f} to {max(after.values()):.3f} "
+        "from a "
         f"Gaussian after one round. Not every block does, a lone spike keeps {spike:.3f}, and the Beta codebook costs "
         f"only {penalty:.2%}."
     )
@@ -55,7 +58,8 @@ def error_against_uniform(claim: Claim, results: Results) -> Finding:
     count = min(entry["n"] for entry in entries.values())
     tensor, block = (entries[each]["value"] for each in ("tensor", "block"))
     text = (
-        f"Against a uniform grid with one scale a tensor the error falls by {tensor:.0%}, with one a block by {block:.0%}: "
+        f"Against a uniform grid with one scale a tensor the error falls by {tensor:.0%}, with one a block by "
+        f"{block:.0%}: "
         f"medians over {count} heavy-tailed tensors of a run."
     )
     change = "The uniform grid that the report compared with."

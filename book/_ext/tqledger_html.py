@@ -82,15 +82,22 @@ def counts(of: Book, uri: str | None) -> str:
 def changes(of: Book) -> str:
     if not of.changes:
         return "<p>No verdict has changed since the ledger was opened.</p>"
-    items = []
+    parts, last = [], None
     for change in reversed(of.changes):
-        commit = f" (commit {escape(change['commit'][:10])})" if change["commit"] else ""
+        group = (change["date"], change["commit"], change.get("because", ""))
+        if group != last:
+            date, commit, because = group
+            shown = f" (commit {escape(commit[:10])})" if commit else ""
+            told = f": {escape(because)}" if because else ""
+            parts.append(f"{'</ul>' if last else ''}<p><time>{escape(date)}</time>{shown}{told}</p>")
+            parts.append('<ul class="tq-changes">')
+            last = group
         name = escape(change["id"])
-        items.append(
-            f'<li><time>{escape(change["date"])}</time>{commit}: <a href="#claim-{name}">{name}</a> '
-            f"{badge(change['from'])} → {badge(change['to'])} {escape(change['why'])}</li>"
+        parts.append(
+            f'<li><a href="#claim-{name}">{name}</a> {badge(change["from"])} → {badge(change["to"])} '
+            f"{escape(change['why'])}</li>"
         )
-    return f'<ul class="tq-changes">{"".join(items)}</ul>'
+    return "".join([*parts, "</ul>"])
 
 
 def table(view: View) -> str:

@@ -158,7 +158,7 @@ def _claims(given: argparse.Namespace) -> int:
             raise ValueError("--why needs the --id of a claim, such as --id S0-007")
         print("\n\n".join(judge.why(name) for name in given.id))
     elif given.record:
-        print(judge.record())
+        print(judge.record(given.because))
     else:
         print(judge.report(given.verdict, given.seed, given.id, given.json))
     return 0
@@ -268,6 +268,7 @@ def _pages(commands: Any) -> None:
     judged.add_argument("--why", action="store_true", help="how the verdict on each --id comes about, step by step")
     judged.add_argument("--json", action="store_true", help="with evidence, confidence and what would change it")
     judged.add_argument("--record", action="store_true", help="bring data/verdicts.json in step, and say what changed")
+    judged.add_argument("--because", default="", help="with --record: why verdicts changed, where it is not results")
     judged.set_defaults(act=_claims)
     cleaned = commands.add_parser(
         "clean", help="clean executed notebooks in place (nothing is deleted; `make clean` removes what was built)"

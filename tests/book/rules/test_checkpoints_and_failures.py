@@ -1,6 +1,13 @@
-"""Formulas of checkpoints and failures."""
+"""Rules over checkpoints and failures."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
 
 from tests.book.rules import scaffold as s
+from tests.book.rules.scaffold import F, N, P
+from tq.book.claims import ledger
 from tq.book.claims.rules import checkpoints_and_failures as rules
 
 BY_HAND = {
@@ -20,3 +27,23 @@ BY_HAND = {
 }  # fmt: skip
 
 test_each_formula_comes_to, test_every_formula_is_worked_out = s.formula_tests(rules, BY_HAND)
+
+
+def test_all_other_rules_are_formulas() -> None:
+    assert s.over_results(rules) == {"S2-008"}
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted"),
+    # 1,209,600 GB at 0.015 to 0.1 dollars, of which 0.38 / 1.38 is saved: $4,996 to $33,308; of idle time $56,155
+    [("56,000", P), ("53,500", P), ("53,000", N), ("35,000", F), ("36,000", N), ("6,000", N), ("5,000", F)],
+)
+def test_storage_saves_what_some_listed_price_makes_of_it(value: str, wanted: str) -> None:
+    given = dataclasses.replace(ledger.claim("S2-008"), value=value)
+    judged = rules.storage_saving(given, ledger.Results())
+    assert judged.verdict == wanted, judged.checks
+    assert "$56,155" in judged.condition and "$4,996 to $33,308" in judged.condition
+
+
+def test_storage_is_judged_without_a_run(root: Path) -> None:
+    assert s.verdict("S2-008").verdict == P

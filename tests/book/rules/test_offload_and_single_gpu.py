@@ -1,6 +1,9 @@
 """The rules over offloading follow results that only a GPU gives, and what the document itself says."""
 
+import dataclasses
 from pathlib import Path
+
+import pytest
 
 from tests.book.rules import scaffold as s
 from tests.book.rules.scaffold import F, N, P, X
@@ -13,7 +16,7 @@ TURNS: list[s.Turn] = [
     ("S1-007", {"step/torchao/fp32": 1.7, "step/host/fp32": 1.25}, P),
     ("S1-007", {"step/torchao/fp32": 1.7}, N),
 ]
-APART = ("S1-002", "S1-004", "S1-018")
+APART = ("S1-001", "S1-002", "S1-004", "S1-018")
 BY_HAND = {
     "S1-006": (75.07, 87.5),  # activations of `tq.systems.memory`, which its own tests count
     "S1-008": (85.46, 99.61),
@@ -44,6 +47,21 @@ def test_a_cpu_decides_nothing_of_it(root: Path) -> None:
     assert s.verdict("S1-007").verdict == ledger.NOT_MEASURED
 
 
+@pytest.mark.parametrize(
+    ("billions", "wanted", "said"),
+    [
+        ("14", F, "take 0.2 TB of drives"),  # 120 N^2 operations at 80 TFLOP/s are 9.3 years
+        ("15", P, "take 11 years"),
+        ("100", P, "take 475 years"),
+        ("1,000", P, "take 16.0 TB of drives"),
+        ("1,100", N, "take 17.6 TB of drives"),
+    ],
+)
+def test_to_hold_a_model_is_not_to_train_it(billions: str, wanted: str, said: str) -> None:
+    judged = rules.on_one_card(dataclasses.replace(ledger.claim("S1-001"), value=billions), ledger.Results())
+    assert judged.verdict == wanted and said in judged.condition and judged.formula
+
+
 def test_the_documents_own_methods_count(root: Path) -> None:
     assert s.verdict("S1-002").verdict == N and "S1-012" in s.verdict("S1-002").condition
     path = root / "data" / "claims.csv"
@@ -54,4 +72,6 @@ def test_the_documents_own_methods_count(root: Path) -> None:
 def test_what_cannot_be_checked_says_why(root: Path) -> None:
     assert s.verdict("S1-004").verdict == X and "not defined" in s.verdict("S1-004").condition
     found = s.verdict("S1-018")
-    assert found.verdict == X and "36.1 GB and do not fit the card's 24 GB" in found.condition
+    assert found.verdict == X and "36.1 GB at 4.127 bits and do not fit the card's 24 GB" in found.condition
+    smaller = rules.tuned_on_one_card(dataclasses.replace(ledger.claim("S1-018"), value="40"), ledger.Results())
+    assert smaller.verdict == X and "20.6 GB at 4.127 bits and fit the card's 24 GB" in smaller.condition

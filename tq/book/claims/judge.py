@@ -177,8 +177,9 @@ def _counted(chosen: Sequence[tuple[Claim, Verdict]]) -> list[str]:
     return lines or ["no claims"]
 
 
-def record() -> str:
-    """Brings `data/verdicts.json` in step with today's rules and results; says what changed."""
-    changes = ledger.record(verdicts())
+def record(because: str = "") -> str:
+    """Brings `data/verdicts.json` in step with today's rules and results; says what changed. because: why, where it is
+    not new results."""
+    changes = ledger.record(verdicts(), because)
     lines = [f"{v.id}: {was or 'new'} -> {v.verdict}" for v, was in changes]
     return "\n".join([*lines, f"{len(changes)} changed; data/verdicts.json is in step"])

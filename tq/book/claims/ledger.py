@@ -379,10 +379,11 @@ def moved(verdicts: Iterable[Verdict], recorded: Mapping[str, str]) -> list[tupl
     return [(v, recorded.get(v.id, "")) for v in verdicts if recorded.get(v.id, "") != v.verdict]
 
 
-def record(verdicts: list[Verdict]) -> list[tuple[Verdict, str]]:
+def record(verdicts: list[Verdict], because: str = "") -> list[tuple[Verdict, str]]:
     """Brings the snapshot in step and appends what changed, with date and commit; returns the changes.
 
-    The first verdict of a claim is no change. Nothing is written where nothing moved.
+    The first verdict of a claim is no change. Nothing is written where nothing moved. because: why all of them changed,
+    such as new rules; without it results did.
     """
     old = snapshot()
     changes = moved(verdicts, old["verdicts"])
@@ -390,7 +391,10 @@ def record(verdicts: list[Verdict]) -> list[tuple[Verdict, str]]:
     if now == old["verdicts"]:
         return []
     stamp = {"date": datetime.now(UTC).date().isoformat(), "commit": commit()[0]}
-    entries = [{**stamp, "id": v.id, "from": was, "to": v.verdict, "why": v.condition} for v, was in changes if was]
+    reason = {"because": because} if because else {}
+    entries = [
+        {**stamp, **reason, "id": v.id, "from": was, "to": v.verdict, "why": v.condition} for v, was in changes if was
+    ]
     new = {"opened": old.get("opened", stamp), "verdicts": now, "changes": [*old["changes"], *entries]}
     paths.write_json(paths.root() / "data" / "verdicts.json", new)
     return changes

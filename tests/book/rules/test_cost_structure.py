@@ -56,7 +56,7 @@ TURNS: list[s.Turn] = [
     ("S0-026", {}, P),  # 20 tokens a parameter cost $21,000, Llama 2's $301,000; both prices of its own are listed
     ("S0-026", three("needed/7b/20-a-parameter", 12_000, 20_000, 30_000), F),  # $79,800
     ("S0-026", {**three("needed/7b/20-a-parameter", 12_000, 20_000, 30_000), "row/7b/implied/high": 13.0}, P),
-    *(  # neither run in the median, nor a price of its own: in part where a run of 10,000 hours at the dearest price is
+    *(  # nothing at the median price, and no price of its own; 10,000 hours at the dearest, $122,900, meet the range
         (
             "S0-026",
             {**ends("row/7b/implied", 0.1, 0.2), **three("needed/7b/20-a-parameter", 1, 2, 3),
@@ -132,10 +132,8 @@ TURNS: list[s.Turn] = [
     ("S4-095", {"textbook/usd/low": 50}, P),
     ("S4-095", {"textbook/usd/low": 50, "textbook/usd/mid": 70}, N),
 ]  # fmt: skip
-#: Of a spot offer at the price or of none; of one comparison; of any price that is enough; of an account of their own.
-FEWER = dict.fromkeys(
-    ("S0-022", "S0-025", "S0-033", "S3-004", "S4-017", "S4-030", "S4-031", "S4-084"), 2
-)  # fmt: skip
+#: An offer at the price or none; an account of its maker's own; one comparison, or any that is enough.
+FEWER = dict.fromkeys(("S0-022", "S0-025", "S3-004", "S0-033", "S4-017", "S4-030", "S4-031", "S4-084"), 2)
 BY_HAND = {
     "S1-016": (6.304,),
     "S3-038": (2.028, 267.6),  # 128 * 8 * 1.98e9

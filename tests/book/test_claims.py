@@ -125,6 +125,7 @@ def test_a_figure_is_held_to_what_its_document_writes() -> None:
     assert bounds("8") == pytest.approx((7.2, 8.8)) and bounds("27-56") == pytest.approx((25.65, 58.8))
     assert bounds("1,440") == pytest.approx((1425.6, 1454.4)) and bounds("~4") == pytest.approx((3.2, 4.8))
     assert bounds("4", quote="about 4 times") == pytest.approx((3.2, 4.8))
+    assert bounds("4", quote="about half of 14 to 4") == pytest.approx((3.6, 4.4)), "a hedge of another number"
     assert bounds("90+", "at least") == (pytest.approx(81), float("inf"))
     assert bounds("<10", "at most") == (-float("inf"), pytest.approx(11))
 

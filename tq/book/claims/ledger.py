@@ -17,7 +17,7 @@ from typing import Any
 
 from tq.book import paths
 from tq.book.claims import words
-from tq.book.claims.tolerance import NUMBER, tolerance
+from tq.book.claims.tolerance import NUMBER, hedged, tolerance
 from tq.book.claims.words import (
     DECIDED,
     LIMIT,
@@ -157,8 +157,9 @@ class Claim:
         found = NUMBER.findall(self.value.split(">")[-1])[:2]
         if not found:
             raise ValueError(f"{self.id}: the value {self.value!r} holds no number")
-        hedge = "~" if "~" in self.value else ""
-        ends = [tolerance(hedge + number, self.quote_en or self.quote) for number in found]
+        words = self.quote_en or self.quote
+        hedge = "~" if "~" in self.value or hedged(found[0], words) else ""  # that of a range stands before its first
+        ends = [tolerance(hedge + number) for number in found]
         return ends[0], ends[-1]
 
     def bounds(self) -> tuple[float, float]:

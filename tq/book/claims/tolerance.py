@@ -11,6 +11,7 @@ import re
 ONE_DIGIT, TWO_DIGITS, MORE_DIGITS, ABOUT = 0.10, 0.05, 0.01, 0.20
 NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
 ENGLISH, KOREAN = "about|approximately|roughly|around|nearly|almost|order of", "약 |대략|정도"
+BEFORE = 16  # characters before a number in which a hedge belongs to it
 HEDGE = re.compile(rf"~|≈|\b(?:{ENGLISH})\b|{KOREAN}", re.IGNORECASE)
 
 
@@ -27,14 +28,25 @@ def significant_digits(number: str) -> int:
     return max(1, len(digits))
 
 
+def hedged(number: str, words: str) -> bool:
+    """Whether a document hedges this number: a mark or a word of hedging stands right before it."""
+    return any(HEDGE.search(words[max(0, at.start() - BEFORE) : at.start()]) for at in _places(number, words))
+
+
+def _places(number: str, words: str) -> list[re.Match[str]]:
+    """Where the number stands in the words, and not within a longer one."""
+    return list(re.finditer(rf"(?<![\d.,]){re.escape(number)}(?![\d]|[.,]\d)", words))
+
+
 def tolerance(number: str, words: str = "") -> float:
     """Share of a claimed number that another may be off by and still agree.
 
     Arguments:
         number: as the document writes it, with the mark "~" if it has one.
-        words: of the document around it; a hedge in them counts like the mark.
+        words: of the document; a hedge right before the number counts like the mark.
     """
-    if HEDGE.search(number) or HEDGE.search(words):
+    found = NUMBER.search(number)
+    if HEDGE.search(number) or (found and hedged(found.group(), words)):
         return ABOUT
     return {1: ONE_DIGIT, 2: TWO_DIGITS}.get(significant_digits(number), MORE_DIGITS)
 

@@ -50,7 +50,8 @@ def eight_bit_accuracy(claim: Claim, results: Results) -> Finding:
 
 
 def eight_bit_factor(claim: Claim, results: Results) -> Finding:
-    """The state, or all bytes of mixed precision, shrinks as claimed against the fp32 moments that the document has."""
+    """The state, and all bytes of mixed precision, shrink as claimed against the fp32 moments that the document has: it
+    does not say which memory it means."""
     state, whole = results(CHAPTER, "ratio/8-8"), results(CHAPTER, "whole/8-8")
     low, high = claim.bounds()
     checks = (compare("state, times", state, low, high), compare("all 16 bytes, times", whole, low, high))

@@ -35,7 +35,7 @@ TURNS: list[s.Turn] = [
     ("T-004", {"feedback/128/published-gradient": 0.05}, N),
     ("S0-050", {}, P),
     ("S0-050", {"screen/gradient-ef/1": 0.1}, P),  # two bits are left
-    ("S0-050", {"screen/gradient-ef/4": 0.6}, F),
+    ("S0-050", {"screen/gradient-ef/4": 0.6, "screen/gradient-ef/1": 0.1, "screen/gradient-ef/2": 0.1}, F),
     ("S0-050", {"screen/gradient-ef/4": 0.6, "screen/gradient/4": 0.55}, P),  # feedback is not what fails at four
     ("S0-050", {"screen/gradient-ef/1": 0.15, "screen/gradient-ef/2": 0.12}, N),
     ("T-012", {}, N),
@@ -49,6 +49,7 @@ TURNS: list[s.Turn] = [
     ("S0-051", {f"amp/{kind}": (0.03, 0.02, 0.04) for kind in ("bfloat16", "float16")}, N),
     ("T-021", {}, P),
     ("T-021", {"drop-in/takes-state": False}, P),
+    ("T-021", {"drop-in/same-bits": False}, P),
     ("T-021", {"drop-in/takes-state": False, "drop-in/same-bits": False}, N),
     ("S0-063", {}, M),
     ("S0-058", {}, L),

@@ -35,7 +35,7 @@ TURNS: list[s.Turn] = [
     ("S0-013", every(SLOW, rules.DATA_PARALLEL, 0.1), N),
     ("S0-013", every(SLOW, rules.DATA_PARALLEL, 0.1) | every(ALL, RUNS, 0.3), P),
     ("S0-013", every(SLOW, rules.DATA_PARALLEL, 0.6) | every(ALL, RUNS, 0.17), N),
-    ("S0-013", every(GRADIENTS, RUNS, 0.19), F),
+    ("S0-013", every(SLOW, rules.DATA_PARALLEL, 0.1) | every(GRADIENTS, RUNS, 0.19), F),
     ("S0-015", {}, N),
     ("S0-015", {"roce/used": 0}, F),
     # eight million a thousand GPUs less a tenth

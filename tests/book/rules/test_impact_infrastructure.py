@@ -19,7 +19,7 @@ RESULTS: dict[str, s.Values] = {
     },
 }
 FEASIBLE = {"need/datacenters/4-bits/50": 8.0}
-UNPUBLISHED, NO_METHOD = {"intellect/use/lowest": 0.2}, {"need/datacenters/diloco-bf16/50": 50.0}
+UNPUBLISHED, NO_METHOD = {"intellect/use/lowest": 0.2}, {"need/datacenters/diloco-bf16/50": 12.0}
 TURNS: list[s.Turn] = [
     ("S0-041", {}, N),
     ("S0-041", FEASIBLE, P),

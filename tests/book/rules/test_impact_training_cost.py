@@ -31,8 +31,8 @@ RESULTS: dict[str, s.Values] = {
 }  # fmt: skip
 TURNS: list[s.Turn] = [
     ("S0-007", {}, N),
-    ("S0-007", chances(0.3, 0.0), P),
-    ("S0-007", chances(0.1, 0.9), P),  # what fp32 would have sent counts in part only
+    ("S0-007", chances(0.7, 0.0), P),
+    ("S0-007", chances(0.1, 0.25), P),  # what fp32 would have sent counts in part only
     ("S0-007", chances(0.85, 0.0), F),
     # the low end of 20-40 % less a tenth is 18 %
     ("S0-019", {}, N),
@@ -42,12 +42,12 @@ TURNS: list[s.Turn] = [
         (name, changed, wanted)
         for name, run in (("S0-008", "70b"), ("S0-018", "70b"), ("S0-044", "175b-gpt-3"))
         for changed, wanted in (
-            ({}, N), (sums(run, 0.3, 0.0), P), (sums(run, 0.0, 0.9), P), (sums(run, 0.85, 0.0), F)
+            ({}, N), (sums(run, 0.7, 0.0), P), (sums(run, 0.0, 0.25), P), (sums(run, 0.85, 0.0), F)
         )
     ),
     ("S3-009", {}, P),
     ("S3-009", {"layout-factor/ib-ndr": 2.6}, P),  # 3 less a tenth is 2.7
-    ("S3-009", {"layout-factor/ib-ndr": 3.1}, F),
+    ("S3-009", {"layout-factor/ib-ndr": 3.1, "layout-factor/eth-100g": 1.5}, F),
     ("S3-009", {"layout-factor/eth-100g": 2.6}, N),
 ]  # fmt: skip
 

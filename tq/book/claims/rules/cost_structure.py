@@ -131,7 +131,7 @@ def _hours(row: str, run: str, change: str, beside: str = "") -> Rule:
         text = f"It has {have[0]:,.0f} to {have[1]:,.0f} GPU-hours; {TOKENS[run]} take {need[0]:,.0f} to {need[1]:,.0f}"
         open_end = claim.quantifier == "at least"
         meets = have[0] <= need[1] and (open_end or need[0] <= have[1])
-        checks = [Check(f"GPU-hours {have[0]:,.0f} to {have[1]:,.0f} serve {TOKENS[run]}", meets)]
+        checks = [Check(f"GPU-hours {have[0]:,.0f} to {have[1]:,.0f} are what {TOKENS[run]} take", meets)]
         if beside:
             other = _pair(results, f"needed/{row}/{beside}")
             between = min(need[0], other[0]) <= have[0] and have[1] <= max(need[1], other[1])
@@ -440,7 +440,8 @@ RULES: dict[str, Rule] = {
     "S4-078": Formula(
         "20 * 70e9", lambda: {"of 70B": 20 * 70e9 / 1e12}, "Twenty tokens for each of 70 billion parameters are "
         "{0:.1f} "
-        "trillion.", "Another ratio in the Chinchilla paper.", "trillion tokens", claimed=1.4,
+        "trillion; the ratio itself is Chinchilla's.", "Another ratio in the Chinchilla paper.", "trillion tokens",
+        claimed=1.4,
     ),
     "S4-079": Formula(
         "15e12 * 4 bytes", lambda: {"packed": 15e12 * 4 / 1e12}, "15 trillion tokens of four bytes are {0:.0f} TB.",

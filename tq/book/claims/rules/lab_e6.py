@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tq.book.claims.formulas import Figure, Formula, Free, RangeFormula
+from tq.book.claims.formulas import Figure, Formula, RangeFormula
 from tq.book.claims.ledger import Claim, Rule
 from tq.systems import lora
 
@@ -21,12 +21,11 @@ RULES: dict[str, Rule] = {
         "and rank; its procedure has rank 16.",
         "An undamaged copy with another width.", "parameters", claimed=Claim.ends, within=0.2, confidence="medium",
     ),
-    "S4-071": Free(
-        "d k / (r (d + k)), d = k = 4,096", of=lambda rank: lora.adapter_factor(4096, 4096, round(rank)), over=(1, 256),
-        usual=16, name="ranks, from", confidence="medium",
-        says="An adapter on a product of 4,096 by 4,096 has {0:.0f} times fewer parameters at rank 16, about a hundred "
-        "times at ranks of {low:.0f} to {high:.0f}. Its own figures, 17M over 130K, give 131.",
-        would_change="Another width or rank than those that are lost.",
+    "S4-071": Formula(
+        "d k / (r (d + k)), d = k = 4,096", lambda: {"at rank 16": lora.adapter_factor(4096, 4096, 16)},
+        "At the rank of its own 130K parameters, 16, an adapter on a product of 4,096 by 4,096 has {0:.0f} times "
+        "fewer, not about a hundred. Its own 17M over 130K give 131.",
+        "Another width or rank than those that are lost.", "x", confidence="medium",
     ),
     "S4-075": RangeFormula(
         "16 bytes a parameter / memory of 80 GB each",

@@ -45,7 +45,7 @@ def eight_bit_accuracy(claim: Claim, results: Results) -> Finding:
     worst = _measured(results, "relative-worst", EIGHT)
     checks = [compare(f"change of the loss by {name}, upper end", value, most=most) for name, value in worst.items()]
     text = "Held-out loss rises by at most " + ", ".join(f"{value:.2%} ({name})" for name, value in worst.items())
-    text += ", intervals over eight seeds included. One model of a million parameters; the source names no measure."
+    text += ", intervals over eight seeds included. One model of a million parameters; fine-tuning is not measured."
     return found(claim, checks, text, "A longer run of a larger model that loses a hundredth.", "low")
 
 

@@ -79,13 +79,11 @@ RULES: dict[str, Rule] = {
     ),
     "S3-031": Formula(
         "16 over 4 + 12/n, 2 + 14/n",
-        lambda: {
-            "by optimizer states alone, on 1,024 GPUs": zero_factor(1, 1024),
-            "by optimizer states and gradients, on 1,024": zero_factor(2, 1024),
-        },
+        lambda: {"by optimizer states alone, on 1,024 GPUs": zero_factor(1, 1024)},
         "Optimizer states alone, of which the sentence speaks, give {0:.1f} times; eight takes gradients too, {1:.1f} "
         "times on 1,024 GPUs.",
         "A model whose optimizer states are seven eighths of its bytes.", "x", see=MEMORY,
+        conditions=lambda: {"by optimizer states and gradients, on 1,024": zero_factor(2, 1024)},
     ),
     "S4-045": Formula(
         "500e9 * 2 bytes", lambda: {"in bf16": 500e9 * 2 / 1e12}, "500 billion weights of two bytes are {0:.0f} TB.",

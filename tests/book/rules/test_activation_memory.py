@@ -66,8 +66,8 @@ TURNS: list[s.Turn] = [
     ("S4-059", {"checkpoint/peak-at-16-times-the-depth": 2.9}, N),
     ("S4-059", {"checkpoint/peak-at-16-times-the-depth": 5.1}, N),
     ("S4-063", {}, F),
-    ("S4-063", {"attention/doubling/math": 3.5}, P),  # compute is left, which is counted
-    ("S4-063", {"attention/doubling/math": 4.5}, P),
+    ("S4-063", {"attention/doubling/math": 3.5}, N),
+    ("S4-063", {"attention/doubling/math": 4.5}, N),
     ("S3-053", {}, P),
     ("S3-053", {"attention/doubling/fused": 3.7}, F),
     ("S3-053", {"attention/doubling/math": 3.5}, N),

@@ -94,7 +94,7 @@ TURNS: list[s.Turn] = [
     ("S0-033", {}, F),  # its plus sign
     ("S0-033", ends("row/frontier/hours", 7e7, 9e7), N),
     ("S3-001", {}, P),
-    ("S3-001", {"cost/gpt-4/mid": 119}, F),  # "approximately" 100
+    ("S3-001", {"cost/gpt-4/mid": 109}, F),
     ("S3-001", three("cost/gpt-4", 130, 200, 300), N),
     ("S3-059", {}, P),  # by 20 tokens a parameter: $9,700 to $121,000
     ("S3-059", three("cost/l2-7b", 0.1, 0.2, 0.3), F),

@@ -14,7 +14,8 @@ MEASURED_BLOCK = "step/checkpoint-of-every-block"
 def activation_factor(claim: Claim, results: Results) -> Finding:
     """A 16-bit tensor shrinks as claimed, and so does all that a model keeps; and the loss is equivalent by two
     one-sided
-    tests at a margin of .003 nats. Undecided where the tests do not show it and the interval holds the margin."""
+    tests at a margin of .003 nats. Undecided where both shrink so, the tests do not show it and the interval holds an
+    end of the margin."""
     tensor, wide = results(CHAPTER, "ratio/tensor/bf16-scales"), results(CHAPTER, "ratio/tensor/fp32-scales")
     whole, same = results(CHAPTER, "ratio/4-bits"), bool(results(CHAPTER, "loss/4-bits/equivalent"))
     gap = results.entry(CHAPTER, "loss/4-bits/gap")
@@ -32,7 +33,8 @@ def activation_factor(claim: Claim, results: Results) -> Finding:
         "GPU is not measured."
     )
     change = "Peak memory and loss of a large model on a GPU."
-    if not same and gap["low"] < 0.003 < gap["high"] and checks[0].holds and checks[1].holds:
+    open_end = any(gap["low"] < end < gap["high"] for end in (-0.003, 0.003))
+    if not same and open_end and checks[0].holds and checks[1].holds:
         return Finding(UNDECIDED, text, change, "medium", checks=checks)
     return found(claim, checks, text, change, "medium")
 
@@ -89,10 +91,10 @@ def checkpoint_time(claim: Claim, results: Results) -> Finding:
     entry = results.entry(CHAPTER, MEASURED_BLOCK)
     added, ends = entry["value"] - 1, [entry.get(end, entry["value"]) - 1 for end in ("low", "high")]
     checks = (
-        compare("low end of the share added", ends[0], low, high),
-        compare("high end of the share added", ends[1], low, high),
+        Check(f"share added {ends[0]:.1%} to {ends[1]:.1%}, needed within {low:.1%} to {high:.1%}",
+              low <= ends[0] and ends[1] <= high),
         in_part(compare("median share added", added, low, high)),
-    )
+    )  # fmt: skip
     text = (
         f"A checkpoint of every block adds {added:.0%} ({ends[0]:.0%} to {ends[1]:.0%}) to a step of 25 million "
         "parameters "
@@ -107,11 +109,11 @@ def compute_for_memory(claim: Claim, results: Results) -> Finding:
     does."""
     factor, added = results(CHAPTER, "checkpoint/blocks-factor"), results(CHAPTER, MEASURED_BLOCK) - 1
     peaks = {depth: factor * depth / (factor + depth) for depth in (24, 96)}  # one block is whole while it runs again
-    checks = [compare(f"times lower, peak of {depth} blocks", peak, 9.0) for depth, peak in peaks.items()]
-    checks += [
-        compare("share of the time added", added, most=0.33),
+    enough = min(peaks.values()) >= 9.0 and added <= 0.33
+    checks = (
+        Check(f"peak {min(peaks.values()):.1f} times lower or more for {added:.0%}, needed 9 for at most 33 %", enough),
         in_part(compare("times fewer bytes after the forward pass", factor, 9.0)),
-    ]
+    )
     text = (
         f"What blocks keep after the forward pass falls {factor:.1f} times, their peak {peaks[24]:.1f} times at 24 "
         "blocks "
@@ -134,12 +136,11 @@ def square_root(claim: Claim, results: Results) -> Finding:
 
 def _doubling(fused_too: bool, change: str) -> Rule:
     def rule(claim: Claim, results: Results) -> Finding:
-        """Twice the context makes attention keep four times as much, to a tenth."""
+        """Twice the context makes attention keep four times as much, to a tenth: in the plain kernel, and in a fused
+        one where the claim does not speak of the plain one alone."""
         plain, fused = results(CHAPTER, "attention/doubling/math"), results(CHAPTER, "attention/doubling/fused")
         checks = [compare("times as much, plain", plain, 3.6, 4.4)]
-        more = [compare("times as much, fused", fused, 3.6, 4.4)]
-        counted = [compare("times the operations of scores and values, counted", 2.0**2, 3.6, 4.4)]
-        checks += more if fused_too else counted
+        checks += [compare("times as much, fused", fused, 3.6, 4.4)] if fused_too else []
         text = (
             f"What attention keeps grows {plain:.2f} times with twice the context in the plain kernel and {fused:.2f} "
             "times "

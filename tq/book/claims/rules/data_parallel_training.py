@@ -45,7 +45,8 @@ def sharded_limit(claim: Claim, results: Results) -> Finding:
     hundredth of a nat, interval included, and faster."""
     text, same, faster = _sharded(results)
     lifted = same and faster > 1
-    whole = f"Lifted here, in part: {text}." if lifted else f"Stands: {text}, and the loss is not shown to stay."
+    lost = "it is no faster" if same else "the loss is not shown to stay"
+    whole = f"Lifted here, in part: {text}." if lifted else f"Stands: {text}, and {lost}."
     checks = (Check("FSDP2 trains with it, as well and faster", lifted),)
     change = (
         "A run under Megatron-LM." if claim.id == "S0-059" else "A report that tests FSDP and Megatron-LM."

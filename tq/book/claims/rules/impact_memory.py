@@ -13,7 +13,7 @@ LIKELY, UNLIKELY = 0.8, 0.2
 
 def batch_factor(claim: Claim, results: Results) -> Finding:
     """The batch of each named model grows by the low end or more where activations are kept and where every layer is
-    recomputed; in part where they are kept."""
+    recomputed; in part in one of the two."""
     least = claim.bounds()[0]
     gains = {s: [results(CHAPTER, f"gain/{size}/{s}") for size in SIZES] for s in (*KEEPING, "full")}
     kept = [g for s in KEEPING for g in gains[s]]
@@ -68,7 +68,7 @@ def training_time(claim: Claim, results: Results) -> Finding:
 
 def tensor_parallelism(claim: Claim, results: Results) -> Finding:
     """Of the layouts that hold the first batch with TP8, four in five hold four sequences with TP4 and codes; in part
-    more than one in five."""
+    one in five or more."""
     reach, keep, nothing = (results(CHAPTER, f"tp/{what}") for what in ("reach", "keep", "nothing"))
     checks = (
         compare("share of the layouts", reach, LIKELY),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tq.book.claims.formulas import Formula, RangeFormula
+from tq.book.claims.formulas import RangeFormula
 from tq.book.claims.ledger import Rule
 from tq.systems import Transformer, kv_cache
 
@@ -13,13 +13,12 @@ def _cache(tokens: float, kv_heads: int = 8) -> float:
 
 
 RULES: dict[str, Rule] = {
-    "S4-087": Formula(
-        "2 * layers * KV heads * 128 * 2 bytes * tokens, at least a GB",
+    "S4-087": RangeFormula(
+        "2 * layers * KV heads * 128 * 2 bytes * tokens, two GB or more",
         lambda: {"70B with 8 KV heads at 8K": _cache(8192), "at 128K": _cache(131072)},
         "One request of a 70B shape with eight KV heads takes {0:.1f} GB at 8K tokens and {1:.0f} at 128K. The shape "
-        "of "
-        "a 100B model is not given.",
-        "Caches of fewer bits or heads.", "GB", claimed=_cache(8192), within=0.9, confidence="medium",
+        "of a 100B model is not given.",
+        "Caches of fewer bits or heads.", "GB", claimed=(2.0, 1e9), within=0.0, confidence="medium",
     ),
     "S4-090": RangeFormula(
         "query heads / KV heads, at least 2",

@@ -2,9 +2,11 @@
 
     {claim}`S0-001`          link to the ledger's row, with the verdict as tooltip
     {verdict}`S0-001`        the verdict itself as such a link, for tables that set it beside a claim
-    ```{verdict-counts}      how many claims have which verdict, as links into the ledger
+    ```{verdict-counts}      how many claims have which verdict, the whitepaper's first, as links into the ledger
     ```{ledger}              every claim: a plain HTML table with an anchor a row; ledger.js adds filters where it runs
     ```{verdict-changes}     verdicts that changed since they were first recorded
+    ```{verdict-words}       what each verdict means
+    ```{tolerances}          how far a figure may be off, by how a document writes it
     ```{assessment} effects  a table of the whitepaper's own summary beside what the verdicts add up to
 
 Ids of claims in running text (S0-001, T-014) become such links by themselves. The ledger links back to the pages that
@@ -27,7 +29,7 @@ from tqledger_html import Book, View, changes, counts, table
 
 from tq import systems
 from tq.book import paths
-from tq.book.claims import assessment, judge, ledger
+from tq.book.claims import assessment, judge, ledger, tolerance, words
 
 logger = logging.getLogger(__name__)
 CLAIM = re.compile(r"\b(?:S\d|T)-\d{3}\b")
@@ -167,6 +169,42 @@ class ChangesDirective(Place):
     what = "changes"
 
 
+class Table(SphinxDirective):
+    """A table of strings; the first row is its head."""
+
+    def rows(self) -> list[tuple[str, ...]]:
+        raise NotImplementedError
+
+    def run(self) -> list[nodes.Node]:
+        for path in inputs():
+            self.env.note_dependency(path)
+        head, *rows = self.rows()
+        grid = nodes.table("", classes=["tq-data"])
+        group = nodes.tgroup("", cols=len(head))
+        group += [nodes.colspec("", colwidth=1) for _ in head]
+
+        def line(cells: tuple[str, ...]) -> nodes.row:
+            return nodes.row("", *(nodes.entry("", nodes.paragraph("", cell)) for cell in cells))
+
+        group += nodes.thead("", line(head))
+        group += nodes.tbody("", *map(line, rows))
+        grid += group
+        return [grid]
+
+
+class WordsDirective(Table):
+    def rows(self) -> list[tuple[str, ...]]:
+        return [("verdict", "it means that the claim"), *words.MEANINGS.items()]
+
+
+class TolerancesDirective(Table):
+    def rows(self) -> list[tuple[str, ...]]:
+        return [
+            ("a figure", "may be off by", "such as"),
+            *((how, f"{share:.0%}", example) for how, share, example in tolerance.table()),
+        ]
+
+
 class AssessmentDirective(SphinxDirective):
     """One row a line of `tq.book.claims.assessment.TABLES`; its claims are cited here, with their verdicts."""
 
@@ -267,6 +305,8 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("ledger", LedgerDirective)
     app.add_directive("verdict-counts", CountsDirective)
     app.add_directive("verdict-changes", ChangesDirective)
+    app.add_directive("verdict-words", WordsDirective)
+    app.add_directive("tolerances", TolerancesDirective)
     app.add_directive("assessment", AssessmentDirective)
     app.add_transform(CiteInText)
     app.connect("env-purge-doc", forget)

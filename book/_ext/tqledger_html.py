@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from html import escape
+from urllib.parse import quote_plus
 
 from tq.book.claims import judge, ledger
 from tq.book.record import results
@@ -55,27 +56,48 @@ def badge(verdict: str) -> str:
 
 
 def counts(of: Book, uri: str | None) -> str:
-    """A list of all six verdicts, linked to the filtered ledger where there is one."""
-    items = []
-    for verdict, count in ledger.counts(of.verdicts.values()).items():
-        text = f"<b>{count}</b> {badge(verdict)}"
-        anchor = f'<a href="{escape(uri)}#verdict-{verdict.replace(" ", "-")}">{text}</a>' if uri is not None else text
-        items.append(f"<li>{anchor}</li>")
-    return f'<ul class="tq-counts" aria-label="{len(of.verdicts)} claims by verdict">{"".join(items)}</ul>'
+    """How many of the whitepaper's own claims have which verdict, linked to the filtered ledger where there is one; the
+    other documents stand below, each by itself."""
+    parts = []
+    for seed, title in ledger.SEEDS.items():
+        number = ledger.counts(v for v in of.verdicts.values() if of.claims[v.id].seed == seed)
+        if not sum(number.values()):
+            continue
+        items = []
+        for verdict, count in number.items():
+            if not count:
+                continue
+            text = f"<b>{count}</b> {badge(verdict)}"
+            target = f"#seed={seed}&amp;verdict={quote_plus(verdict)}"
+            anchor = f'<a href="{escape(uri)}{target}">{text}</a>' if uri is not None else text
+            items.append(f"<li>{anchor}</li>")
+        whole = f"{title}: {sum(number.values())} claims"
+        parts.append(f'<p class="tq-counted">{escape(whole)}</p><ul class="tq-counts" aria-label="{escape(whole)}">'
+                     f'{"".join(items)}</ul>')  # fmt: skip
+    first, *others = parts or [""]
+    more = f'<details><summary>The other documents</summary>{"".join(others)}</details>' if others else ""
+    return f"{first}{more}"
 
 
 def changes(of: Book) -> str:
     if not of.changes:
         return "<p>No verdict has changed since the ledger was opened.</p>"
-    items = []
+    parts, last = [], None
     for change in reversed(of.changes):
-        commit = f" (commit {escape(change['commit'][:10])})" if change["commit"] else ""
+        group = (change["date"], change["commit"], change.get("because", ""))
+        if group != last:
+            date, commit, because = group
+            shown = f" (commit {escape(commit[:10])})" if commit else ""
+            told = f": {escape(because)}" if because else ""
+            parts.append(f"{'</ul>' if last else ''}<p><time>{escape(date)}</time>{shown}{told}</p>")
+            parts.append('<ul class="tq-changes">')
+            last = group
         name = escape(change["id"])
-        items.append(
-            f'<li><time>{escape(change["date"])}</time>{commit}: <a href="#claim-{name}">{name}</a> '
-            f"{badge(change['from'])} → {badge(change['to'])} {escape(change['why'])}</li>"
+        parts.append(
+            f'<li><a href="#claim-{name}">{name}</a> {badge(change["from"])} → {badge(change["to"])} '
+            f"{escape(change['why'])}</li>"
         )
-    return f'<ul class="tq-changes">{"".join(items)}</ul>'
+    return "".join([*parts, "</ul>"])
 
 
 def table(view: View) -> str:
@@ -92,26 +114,52 @@ def table(view: View) -> str:
 
 
 SHOWN = 6  # results of a chapter that a row shows; the others are a click away
-HEADS = ("Id", "Claim", "Verdict", "Condition", "Evidence")
+HEADS = ("Id", "Claim", "Verdict", "Why", "Evidence")
+
+
+def _claimed(claim: ledger.Claim, original: ledger.Claim) -> str:
+    """What is claimed: paraphrase and figure, the document's own words, and where they stand."""
+    figure = f' <b class="tq-figure-claimed">{escape(claim.figure)}</b>' if claim.figure else ""
+    words = f'<br><q class="tq-quote">{escape(claim.quote)}</q>' if claim.quote else ""
+    about = f"{ledger.SEEDS[claim.seed]}, {claim.section}"
+    if claim.garbled_reading:
+        about += f". Damaged in the source: {claim.garbled_reading}"
+    if claim.same_as:
+        about += f". Says the same as {claim.same_as}, and is counted once"
+    of = {"theirs": "of their own system", "world": "of the world"}.get(original.scope, "")
+    kind = ", ".join(part for part in (original.quantifier, of) if part)
+    kind = f"<br><small>Read as: {escape(kind)}</small>" if kind else ""
+    mark = ":" if figure else ""
+    return f"{escape(claim.claim)}{mark}{figure}{words}<br><small>{escape(about)}</small>{kind}"
+
+
+def _reason(view: View, claim: ledger.Claim, verdict: ledger.Verdict) -> str:
+    """Why this word, and folded: the rule with its tolerance and every comparison, and what would change it."""
+    original = view.book.claims.get(claim.same_as, claim)
+    parts = []
+    if verdict.rule:
+        lines = "".join(f"<li>{escape(check.line())}</li>" for check in verdict.checks)
+        figure = f"<p>Claimed: {escape(original.figure + judge.tolerated(original))}</p>" if original.figure else ""
+        parts.append(
+            f"<details><summary>The rule</summary><p>{escape(verdict.rule)}</p>{figure}"
+            f'<ul class="tq-checks">{lines}</ul></details>'
+        )
+    if verdict.would_change:
+        parts.append(f"<details><summary>What would change it</summary>{escape(verdict.would_change)}</details>")
+    return escape(verdict.condition) + "".join(parts)
 
 
 def row(view: View, claim: ledger.Claim) -> str:
     verdict = view.book.verdicts[claim.id]
-    figure = f' <b class="tq-figure-claimed">{escape(claim.figure)}</b>' if claim.figure else ""
-    about = f"{ledger.SEEDS[claim.seed]}, {claim.section}"
-    if claim.garbled_reading:
-        about += f". Damaged in the source: {claim.garbled_reading}"
-    korean = f"<br><small>Also in Korean: “{escape(claim.claim_en)}”</small>" if claim.claim_en else ""
+    original = view.book.claims.get(claim.same_as, claim)
     confidence = f"<br><small>{verdict.confidence} confidence</small>" if verdict.confidence else ""
-    change = ""
-    if verdict.verdict != ledger.NOT_YET:
-        change = f"<details><summary>What would change it</summary>{escape(verdict.would_change)}</details>"
+    basis = f"<br><small>{verdict.basis}</small>" if verdict.basis else ""
+    if original.scope == "theirs" and verdict.basis == ledger.MEASURED:
+        basis += "<br><small>on this book's code: theirs is not public</small>"
     cells = (
-        f"{escape(claim.claim)}:{figure}<br><small>{escape(about)}</small>{korean}"
-        if figure
-        else f"{escape(claim.claim)}<br><small>{escape(about)}</small>{korean}",
-        f"{badge(verdict.verdict)}{confidence}",
-        f"{escape(verdict.condition)}{change}",
+        _claimed(claim, original),
+        f"{badge(verdict.verdict)}{confidence}{basis}",
+        _reason(view, claim, verdict),
         evidence(view, verdict) + citations(view, claim.id),
     )
     data = "".join(
@@ -159,7 +207,7 @@ def controls(count: int) -> str:
     choices = (
         ("seed", "Document", ledger.SEEDS.items()),
         ("kind", "How to check", ledger.KINDS.items()),
-        ("verdict", "Verdict", ((v, v) for v in ledger.VERDICTS)),
+        ("verdict", "Verdict", ((v, v) for v in (*ledger.VERDICTS, ledger.NOTE))),
     )
     fields = "".join(
         f'<label>{label} <select name="{name}"><option value="">all</option>'

@@ -54,7 +54,7 @@ def book(root: Path, chapters: dict[str, dict[str, Any]]) -> Path:
 
 
 #: What rules read besides results and sources: the claims, and the tables of the models in their formulas.
-TABLES = ("claims", "hardware", "prices", "reliability", "stores")
+TABLES = ("claims", "documents", "hardware", "prices", "published_runs", "reliability", "stores")
 
 
 def claims_only(root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -12,7 +12,7 @@ from tests.book import helpers as h  # noqa: E402
 from tests.book import test_claims as page  # noqa: E402
 from tq.book.claims import assessment, ledger  # noqa: E402
 
-F, P, N, X, M, Y = ledger.VERDICTS
+F, P, N, X, M, Y = (*ledger.DECIDED, ledger.NOT_CHECKABLE, ledger.NOT_MEASURED, ledger.NOT_YET)
 
 
 @pytest.mark.parametrize(

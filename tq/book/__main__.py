@@ -22,12 +22,15 @@ EXAMPLES = """examples:
   python -m tq.book promote distortion                     commit-ready results and notebook of one chapter
   python -m tq.book revalidate compressed-adamw            stale results count again if a sample of runs agrees
   python -m tq.book claims --verdict partly                the claims ledger, a line a claim
+  python -m tq.book claims --id S0-007 --why               how one verdict comes about
   python -m tq.book build                                  HTML of the committed book in _build/html
   python -m tq.book bench                                  throughput of the codec on this device
   python -m tq.book lint                                   measured numbers that were typed into the prose
 """
 
-VERDICTS = ("reproduced", "partly", "not reproduced", "not checkable", "not measured", "not yet")
+VERDICTS = (
+    "reproduced", "partly", "not reproduced", "undecided", "stated limit", "not checkable", "not measured", "not yet",
+)  # fmt: skip
 
 
 def _reproduce(given: argparse.Namespace) -> int:
@@ -150,7 +153,14 @@ def _bench(given: argparse.Namespace) -> int:
 def _claims(given: argparse.Namespace) -> int:
     from tq.book.claims import judge
 
-    print(judge.record() if given.record else judge.report(given.verdict, given.seed, given.id, given.json))
+    if given.why:
+        if not given.id:
+            raise ValueError("--why needs the --id of a claim, such as --id S0-007")
+        print("\n\n".join(judge.why(name) for name in given.id))
+    elif given.record:
+        print(judge.record(given.because))
+    else:
+        print(judge.report(given.verdict, given.seed, given.id, given.json))
     return 0
 
 
@@ -255,8 +265,10 @@ def _pages(commands: Any) -> None:
     judged.add_argument("--verdict", choices=VERDICTS, help="only claims with this verdict")
     judged.add_argument("--seed", choices=("0", "1", "2", "3", "4", "T"), help="only claims of this document")
     judged.add_argument("--id", action="append", default=[], metavar="S0-001", help="only this claim; may be repeated")
+    judged.add_argument("--why", action="store_true", help="how the verdict on each --id comes about, step by step")
     judged.add_argument("--json", action="store_true", help="with evidence, confidence and what would change it")
     judged.add_argument("--record", action="store_true", help="bring data/verdicts.json in step, and say what changed")
+    judged.add_argument("--because", default="", help="with --record: why verdicts changed, where it is not results")
     judged.set_defaults(act=_claims)
     cleaned = commands.add_parser(
         "clean", help="clean executed notebooks in place (nothing is deleted; `make clean` removes what was built)"

@@ -1,23 +1,49 @@
-"""Formulas of checkpoints and failures."""
+"""Rules over checkpoints and failures."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
 
 from tests.book.rules import scaffold as s
+from tests.book.rules.scaffold import F, N, P
+from tq.book.claims import ledger
 from tq.book.claims.rules import checkpoints_and_failures as rules
 
 BY_HAND = {
-    "S2-001": (782.3, 840, 1043),
+    "S2-001": (782.3, 840),
     "S2-002": (521.5, 560),
-    "S2-003": (4,),
-    "S2-004": (1.1265, 1.2096, 1.0743),
-    # 4,526 and 4,860 GB at 5 GB/s; M = 50,677 / 128 hours, so sqrt(2 * 972 s / M) = 3.693 % are lost
-    "S2-005": (203_934, 218_972, 15_184),
-    "S2-006": (50.29, 33.46, 3.693),
-    "S2-008": (56_156, 9_992, 33_308),
-    "S2-011": (19.27, 77.06, 877.3),
+    "S2-003": (4, 1.333),
+    "S2-004": (1.1265, 1.2096),
+    # 4,860 GB at 5 GB/s; M = 50,677 / 128 hours, so sqrt(2 * 972 s / M) = 3.693 % are lost
+    "S2-005": (218_972, 15_184),
+    "S2-010": (419, 466),
+    "S2-011": (19.27, 877.3),
     "S2-013": (66.67, 50),
-    "S2-017": (3_857, 7_715, 25_716),
+    "S2-017": (7_715, 53.58),
     "S4-081": (11.84,),
     "S4-082": (5, 7),
-    "S4-083": (19.27, 54.49, 218.0),
+    "S4-083": (19.27,),
 }  # fmt: skip
 
 test_each_formula_comes_to, test_every_formula_is_worked_out = s.formula_tests(rules, BY_HAND)
+
+
+def test_all_other_rules_are_formulas() -> None:
+    assert s.over_results(rules) == {"S2-008"}
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted"),
+    # 1,209,600 GB at 0.015 to 0.1 dollars, of which 0.38 / 1.38 is saved: $4,996 to $33,308; of idle time $56,156
+    [("56,000", P), ("54,000", P), ("53,000", N), ("36,000", N), ("35,000", F), ("5,000", F), ("4,500", N)],
+)
+def test_storage_saves_what_some_listed_price_makes_of_it(value: str, wanted: str) -> None:
+    given = dataclasses.replace(ledger.claim("S2-008"), value=value)
+    judged = rules.storage_saving(given, ledger.Results())
+    assert judged.verdict == wanted, judged.checks
+    assert "$56,156" in judged.condition and "$4,996 to $33,308" in judged.condition
+
+
+def test_storage_is_judged_without_a_run(root: Path) -> None:
+    assert s.verdict("S2-008").verdict == P

@@ -26,25 +26,27 @@ TURNS: list[s.Turn] = [
     ("S0-055", {}, N),
     ("S0-055", {"network/with-storage": 0.16}, P),
     ("S0-055", {"network/lowest": 0.16, "network/highest": 0.21}, F),
-    ("S4-043", {}, P),  # by the ratings alone
-    ("S4-043", {"cluster/high": 145.0}, F),
-    ("S4-043", {"cluster/rated": 190.0}, N),
+    ("S4-043", {}, F),
+    ("S4-043", {"cluster/rated": 190.0, "cluster/low": 130.0, "cluster/high": 160.0}, P),
+    ("S4-043", {"cluster/rated": 250.0, "cluster/low": 200.0, "cluster/high": 230.0}, N),
     ("S4-091", {}, F),
-    ("S4-091", {"gpt3/computed": 900.0}, P),
+    ("S4-091", {"gpt3/computed": 1030.0}, N),  # "~1.3" may be off by a fifth, 1.04
     ("S4-091", {"gpt3/computed": 433.0}, N),
-    ("S4-092", {}, P),
-    ("S4-092", {"gpt3/usd": 205e3}, F),
+    ("S4-092", {}, N),
+    ("S4-092", {"gpt3/usd": 165e3}, F),
     ("S4-092", {"gpt3/usd": 60e3}, N),
     ("S4-093", {}, P),
     ("S4-093", {"frontier/llama31-405b": (70.0, 60.0, 80.0)}, F),
+    ("S4-093", {"frontier/llama31-405b": (300.0, 250.0, 350.0)}, F),  # its plus sign
+    ("S4-093", {"frontier/gpt4-class": (40.0, 30.0, 50.0)}, P),
     ("S4-093", {"frontier/gpt4-class": (25.0, 20.0, 30.0)}, N),
     ("S4-098", {}, P),
-    ("S4-098", {"carbon/cluster": 0.6}, F),
-    ("S4-098", {"carbon/cluster": 0.01}, N),
+    ("S4-098", {"carbon/cluster": 2.4}, F),
+    ("S4-098", {"carbon/cluster": 0.1}, N),
 ]  # fmt: skip
 
 test_each_rule_follows_the_results, test_every_rule_is_turned_and_waits_for_its_results = s.result_tests(
-    rules, RESULTS, TURNS
+    rules, RESULTS, TURNS, fewer={"S4-091": 2, "S4-092": 2}
 )
 
 

@@ -26,13 +26,9 @@ TURNS: list[s.Turn] = [
     ("T-010", {}, P),
     ("T-010", {"gpt2-124m/published/largest-gap": 0.002}, F),
     ("T-010", {"gpt2-124m/published/largest-gap": 0.05}, N),
-    *(
-        (name, changed, wanted)
-        for name in ("S0-064", "S0-003")
-        for changed, wanted in (
-            ({}, P), ({"gpt2-124m/published": 0.001}, F), ({"gpt2-355m/gap": 0.01}, N)
-        )
-    ),
+    ("S0-003", {}, P),
+    ("S0-003", {"gpt2-124m/published": 0.001}, F),
+    ("S0-003", {"gpt2-355m/gap": 0.01}, N),
 ]  # fmt: skip
 
 test_each_rule_follows_the_results, test_every_rule_is_turned_and_waits_for_its_results = s.result_tests(

@@ -12,24 +12,26 @@ RESULTS: dict[str, s.Values] = {
         "nmse/momentum/plain": 0.0092,
         "reduction-against-uniform/per-tensor": 0.92,
         "reduction-against-uniform/per-block": 0.40,
-        **{f"shape/{kind}/ks-before": 0.2 for kind in ("gradient", "momentum", "activation")},
-        **{f"shape/{kind}/ks-after": 0.02 for kind in ("gradient", "momentum", "activation")},
+        **{f"shape/{kind}/ks-before": 0.2 for kind in KINDS},
+        **{f"shape/{kind}/ks-after": 0.045 for kind in KINDS},
     },
     rules.ROTATION: {"ks/spike/1-round": 0.34, "mismatch-penalty": 0.001},
 }
 AFTER, BEFORE = "shape/{}/ks-after", "shape/{}/ks-before"
 TURNS: list[s.Turn] = [
+    # a Gaussian loses .00959: with a tenth more .0105, twice .0192
     ("S0-012", {}, F),
-    ("S0-012", {"nmse/momentum/plain": 0.015}, P),
-    ("S0-012", {"nmse/momentum/plain": 0.05}, N),
+    ("S0-012", {"nmse/momentum/plain": 0.0108}, P),
+    ("S0-012", {"nmse/momentum/plain": 0.0195}, N),
     ("T-001", {}, P),
-    ("T-001", {"ks/spike/1-round": 0.01, "mismatch-penalty": 0.2}, F),
-    ("T-001", {"ks/spike/1-round": 0.01}, P),
-    ("T-001", s.every(AFTER, KINDS, 0.1), N),
-    ("T-001", s.every(BEFORE, KINDS, 0.01), N),
+    ("T-001", {"ks/spike/1-round": 0.045, "mismatch-penalty": 0.011}, F),
+    ("T-001", {"ks/spike/1-round": 0.045}, P),
+    ("T-001", s.every(AFTER, KINDS, 0.055), N),
+    ("T-001", s.every(BEFORE, KINDS, 0.04), N),
+    # 82 % less a twentieth of it is 77.9
     ("T-002", {}, P),
-    ("T-002", {"reduction-against-uniform/per-block": 0.8}, F),
-    ("T-002", {"reduction-against-uniform/per-tensor": 0.5}, N),
+    ("T-002", {"reduction-against-uniform/per-block": 0.785}, F),
+    ("T-002", {"reduction-against-uniform/per-tensor": 0.775}, N),
 ]
 
 test_each_rule_follows_the_results, test_every_rule_is_turned_and_waits_for_its_results = s.result_tests(

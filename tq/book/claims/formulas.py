@@ -1,8 +1,10 @@
-"""Rules that are formulas: the claimed quantity under every reading that a claim leaves open.
+"""Rules that are formulas: the claimed quantity under every reading that a document names.
 
-If all readings agree with the claim it is "reproduced", if some do "partly", else "not reproduced". The claimed figure
-is read from `data/claims.csv`, unless a rule says how its words are read. Physics stands in `tq.systems`, the law of
-stored bits in `tq.quant`; the formulas of a chapter in its file of rules.
+A reading is named by the document or by a convention that the rule cites, and it votes. What is merely possible is a
+condition: it is shown and decides nothing. A parameter that a document leaves free gets the set in which its claim
+holds (`Free`). The claimed figure is read from `data/claims.csv`, how near it must come follows from how it is written
+(`tq.book.claims.tolerance`), and what the readings add up to from the claim's quantifier (`tq.book.claims.words`).
+Physics stands in `tq.systems`, the law of stored bits in `tq.quant`; the formulas of a chapter in its file of rules.
 """
 
 from __future__ import annotations
@@ -13,7 +15,9 @@ from dataclasses import KW_ONLY, dataclass
 
 import torch
 
-from tq.book.claims.ledger import Claim, Finding, Results, verdict_for
+from tq.book.claims import words
+from tq.book.claims.ledger import Claim, Finding, Results, found
+from tq.book.claims.words import Check, shown
 from tq.quant.bounds import compression_ratio
 from tq.quant.codec import Codec
 from tq.quant.formats import nf4_double_quantized
@@ -21,8 +25,6 @@ from tq.quant.formats import nf4_double_quantized
 Numbers = tuple[float, ...]
 Figure = float | Numbers
 Readings = Callable[[], dict[str, Figure]]
-ROUND, TIGHT, LOOSE = 0.10, 0.01, 0.30  # a figure given to one digit; given exactly; a round "about 100"
-SAME = 0.01  # nats that two runs of one seed may differ by and still count as the same
 FAILS = 0.1  # nats above the baseline at the end of a short run that count as a failure
 
 STORED = Codec(bits=4, block=128).bits_per_element  # 4.25: an fp32 scale a block
@@ -30,88 +32,163 @@ STORED_BF16 = Codec(bits=4, block=128, scale_dtype=torch.bfloat16).bits_per_elem
 NF4_DQ = nf4_double_quantized().bits_per_element  # 4.127
 GIB = 2.0**30
 
-PAYLOAD = "Payload alone: latency, and what a collective sends how often, are other questions."
-WIRE = "Bytes counted on a real link instead of stored bits, or scales accounted for in another way."
-WEIGHTS_ALONE = "Weights alone: no optimizer, activations or cache."
+
+def _nothing() -> dict[str, Figure]:
+    return {}
 
 
-def at_least(claim: Claim) -> Numbers:
-    """The first number of the claim, or more."""
-    return claim.number(), math.inf
-
-
-def _text(value: float) -> str:
-    if value == int(value):
-        return f"{int(value):,}"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-
-
-def _join(parts: list[str], last: str) -> str:
-    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} {last} {parts[-1]}"
+def _numbers(value: Figure) -> Numbers:
+    return value if isinstance(value, tuple) else (value,)
 
 
 @dataclass(frozen=True)
 class Formula:
-    """One claim: `readings` gives, by the words that name a reading, the quantity that the claim is about. A reading
-    agrees if each of its numbers is `within` that share of the claimed one."""
+    """One claim of a figure.
+
+    formula: as the ledger shows it. readings: by the words that name each, the quantity that the claim is about.
+    says: the reason, at most 40 words, in which ``{0}`` is the first of all values. would_change: of this claim alone.
+    conditions: like readings, but they decide nothing. claimed: what is claimed, where the table's value is not it.
+    within: by how much a reading may be off, where ``claimed`` is no figure of the table.
+    """
 
     formula: str
-    readings: Readings
+    readings: Readings = _nothing
+    says: str = ""
+    would_change: str = ""
     unit: str = ""
-    within: float = ROUND
     _: KW_ONLY
+    conditions: Readings = _nothing
     claimed: Figure | Callable[[Claim], Figure] = Claim.number
-    note: str = ""
+    within: float | None = None
     confidence: str = "high"
     see: str = ""
-    would_change: str = "A reading of the claim that is not listed, or an error in the formula."
+    basis: str = ""
 
     def figure(self, claim: Claim) -> Figure:
         """What is claimed."""
         return self.claimed(claim) if callable(self.claimed) else self.claimed
 
-    def _show(self, label: str, value: Figure) -> str:
-        numbers = value if isinstance(value, tuple) else (value,)
-        unit = "×" if self.unit == "x" else f" {self.unit}" if self.unit else ""
-        return f"{label} ({' and '.join(map(_text, numbers))}{unit})"
+    def tolerance(self, claim: Claim) -> float:
+        """Share that a reading may be off by."""
+        return max(claim.within()) if self.within is None else self.within
 
-    def agrees(self, value: Figure, claimed: Figure) -> bool:
+    def rule(self, claim: Claim) -> str:
+        """The rule in words, with its tolerance."""
+        bound = {words.AT_LEAST: "at least ", words.AT_MOST: "at most "}.get(claim.quantifier, "")
+        off = self.tolerance(claim)
+        many = len(self.readings())
+        which = (
+            "that reading" if many == 1 else f"one of {many} readings" if claim.quantifier == words.EXISTS
+            else f"all {many} readings"
+        )  # fmt: skip
+        near = "exactly" if off == 0 else f"to {off:.0%}"
+        return f"{self.formula} gives {bound}what is claimed, {near}, by {which}"
+
+    def agrees(self, value: Figure, claim: Claim) -> bool:
         """Whether a reading of this value agrees."""
-        a, b = (x if isinstance(x, tuple) else (x,) for x in (value, claimed))
-        return len(a) == len(b) and all(abs(x - y) <= self.within * abs(y) for x, y in zip(a, b, strict=True))
+        pairs, off = (_numbers(value), _numbers(self.figure(claim))), self.tolerance(claim)
+        if len(pairs[0]) != len(pairs[1]):
+            return False
+        if claim.quantifier == words.AT_LEAST:
+            return all(x >= y * (1 - off) for x, y in zip(*pairs, strict=True))
+        if claim.quantifier == words.AT_MOST:
+            return all(x <= y * (1 + off) for x, y in zip(*pairs, strict=True))
+        return all(abs(x - y) <= off * abs(y) for x, y in zip(*pairs, strict=True))
+
+    def _text(self, label: str, value: Figure) -> str:
+        unit = "×" if self.unit == "x" else f" {self.unit}" if self.unit else ""
+        return f"{label} {' and '.join(map(shown, _numbers(value)))}{unit}".strip()
 
     def __call__(self, claim: Claim, results: Results) -> Finding:
-        claimed = self.figure(claim)
-        shown: dict[bool, list[str]] = {True: [], False: []}
-        for label, value in self.readings().items():
-            shown[self.agrees(value, claimed)].append(self._show(label, value))
-        yes, no = shown[True], shown[False]
-        if yes:
-            text = f"holds {_join(yes, 'and')}" + (f"; not {_join(no, 'or')}" if no else "")
-        else:
-            text = f"it comes out otherwise {_join(no, 'and')}"
-        text += f". {self.note}" if self.note else ""
-        formula = f"{self.formula}; agreement within {self.within:.0%}"
-        verdict = verdict_for(not no, bool(yes))
-        return Finding(verdict, text, self.would_change, self.confidence, formula, self.see)
+        readings, conditions = self.readings(), self.conditions()
+        checks = [Check(self._text(label, value), self.agrees(value, claim)) for label, value in readings.items()]
+        values = [_numbers(value)[0] for value in (*readings.values(), *conditions.values())]
+        shown_too = [self._text(label, value) for label, value in conditions.items()]
+        evidence = "; ".join([f"{self.formula}: {', '.join(c.text for c in checks)}", *shown_too])
+        return found(
+            claim, checks, self.says.format(*values), self.would_change, self.confidence, evidence, see=self.see,
+            basis=self.basis,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class RangeFormula(Formula):
-    """A claim of a range or of a bound: a reading agrees between the two ends of `claimed`, `within` wider."""
+    """A claim of a range: a reading agrees between its two ends, each wider by its tolerance; of a bound on one side.
+
+    A quantity with a range of its own, as (low, high), agrees where all of it lies inside, and with a claim that
+    something exists where any of it does.
+    """
 
     _: KW_ONLY
     claimed: Figure | Callable[[Claim], Figure] = Claim.ends
 
-    def agrees(self, value: Figure, claimed: Figure) -> bool:
-        """Whether a reading of this value lies in the range."""
-        assert isinstance(claimed, tuple) and not isinstance(value, tuple)
-        return claimed[0] * (1 - self.within) <= value <= claimed[1] * (1 + self.within)
+    def agrees(self, value: Figure, claim: Claim) -> bool:
+        """Whether a reading of this value, or range, lies in the claimed one."""
+        low, high = _numbers(self.figure(claim))
+        below, above = claim.within() if self.within is None else (self.within, self.within)
+        least = -math.inf if claim.quantifier == words.AT_MOST else low * (1 - below)
+        most = math.inf if claim.quantifier == words.AT_LEAST else high * (1 + above)
+        ends = _numbers(value)
+        if claim.quantifier == words.EXISTS:
+            return ends[0] <= most and least <= ends[-1]
+        return all(least <= end <= most for end in ends)
+
+
+@dataclass(frozen=True)
+class Free(Formula):
+    """A claim whose quantity hangs on a parameter that its document leaves open: the set in which it holds is shown.
+
+    of: the quantity as a function of the parameter. over: the parameter's ends, as practice has them, and `usual`, its
+    value in the case that the book takes for usual; ``{low}`` and ``{high}`` in `says` are the ends of the set. A claim
+    that something exists holds if the set is not empty; any other holds at the usual value, in part elsewhere.
+    """
+
+    _: KW_ONLY
+    of: Callable[[float], float] = float
+    over: tuple[float, float] = (1.0, 1.0)
+    usual: float = 1.0
+    name: str = ""
+    claimed: Figure | Callable[[Claim], Figure] = Claim.ends
+
+    def holds(self, parameter: float, claim: Claim) -> bool:
+        """Whether the claim holds at this value of the parameter."""
+        low, high = _numbers(self.figure(claim))[0], _numbers(self.figure(claim))[-1]
+        below, above = claim.within() if self.within is None else (self.within, self.within)
+        least = -math.inf if claim.quantifier == words.AT_MOST else low * (1 - below)
+        most = math.inf if claim.quantifier == words.AT_LEAST else high * (1 + above)
+        return least <= self.of(parameter) <= most
+
+    def where(self, claim: Claim) -> tuple[float, float] | None:
+        """The least and the largest value of the parameter at which the claim holds; None if there is none."""
+        low, high = map(math.log, self.over)
+        steps = [math.exp(low + (high - low) * i / 2000) for i in range(2001)]
+        good = [parameter for parameter in steps if self.holds(parameter, claim)]
+        return (good[0], good[-1]) if good else None
+
+    def rule(self, claim: Claim) -> str:
+        """The rule in words, with its tolerance."""
+        wanted = "somewhere" if claim.quantifier == words.EXISTS else f"at {shown(self.usual)}, in part elsewhere"
+        return (
+            f"{self.formula} gives what is claimed, to {self.tolerance(claim):.0%}, {wanted}; "
+            f"{self.name} from {shown(self.over[0])} to {shown(self.over[1])}"
+        )
+
+    def __call__(self, claim: Claim, results: Results) -> Finding:
+        inside = self.where(claim)
+        low, high = inside or (math.nan, math.nan)
+        text = f"{self.name} {shown(low)} to {shown(high)}" if inside else f"no {self.name}"
+        somewhere = Check(f"holds for {text}", inside is not None, part=claim.quantifier != words.EXISTS)
+        at = Check(f"{shown(self.of(self.usual))} at {shown(self.usual)}", self.holds(self.usual, claim))
+        checks = [somewhere] if claim.quantifier == words.EXISTS else [at, somewhere]
+        beside = [_numbers(value)[0] for value in self.conditions().values()]
+        says = self.says.format(self.of(self.usual), *beside, low=low, high=high)
+        evidence = f"{self.formula}: {', '.join(check.text for check in checks)}"
+        return found(claim, checks, says, self.would_change, self.confidence, evidence, see=self.see, basis=self.basis)
 
 
 def ratios(*bases: str) -> dict[str, Figure]:
     """What four bits with different scales save against the bases "fp32" and "bf16"."""
-    stored = {"one scale a tensor": 4.0, "bf16 scales": STORED_BF16, "fp32 scales": STORED}
+    stored = {"bf16 scales": STORED_BF16, "fp32 scales": STORED}
     bits = {"fp32": 32.0, "bf16": 16.0}
     return {f"against {b} with {s}": compression_ratio(stored[s], bits[b]) for b in bases for s in stored}
 

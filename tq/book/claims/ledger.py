@@ -1,28 +1,56 @@
 """The claims ledger without its rules: the rows of `data/claims.csv`, what a verdict is, the snapshot and its changes.
 
-It judges nothing; `tq.book.claims.judge` does. Refused: a verdict outside the six, one without its condition or
+It judges nothing; `tq.book.claims.judge` does. Refused: a verdict outside the words, one without its reason or
 without what would change it, one that holds or fails without evidence. The column `first_guess` is not even read.
 """
 
 from __future__ import annotations
 
 import csv
+import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from tq.book import paths
+from tq.book.claims import words
+from tq.book.claims.tolerance import NUMBER, hedged, tolerance
+from tq.book.claims.words import (
+    DECIDED,
+    LIMIT,
+    NOT_CHECKABLE,
+    NOT_MEASURED,
+    NOT_REPRODUCED,
+    NOT_YET,
+    NOTE,
+    PARTLY,
+    QUANTIFIERS,
+    REPRODUCED,
+    UNDECIDED,
+    VERDICTS,
+    Check,
+)
 from tq.book.record.provenance import commit
 from tq.book.record.results import load
 
-REPRODUCED, PARTLY, NOT_REPRODUCED = "reproduced", "partly", "not reproduced"
-NOT_CHECKABLE, NOT_MEASURED, NOT_YET = "not checkable", "not measured", "not yet"
-DECIDED = (REPRODUCED, PARTLY, NOT_REPRODUCED)
-VERDICTS = (*DECIDED, NOT_CHECKABLE, NOT_MEASURED, NOT_YET)
+__all__ = [
+    "DECIDED", "LIMIT", "NOTE", "NOT_CHECKABLE", "NOT_MEASURED", "NOT_REPRODUCED", "NOT_YET", "PARTLY", "REPRODUCED",
+    "UNDECIDED", "VERDICTS", "Check", "Claim", "Evidence", "Finding", "NotRecorded", "Results", "Rule", "Verdict",
+    "claim", "claims", "counts", "found", "moved", "record", "snapshot", "table", "verdict_for",
+]  # fmt: skip
+
 CONFIDENCES = ("high", "medium", "low", "")  # "" where nothing is decided
+MEASURED, COMPUTED, PRINTED = "measured here", "computed", "printed"  # what a verdict rests on
+BASES = (MEASURED, COMPUTED, PRINTED, "")
+# Chapters whose results are runs on this machine; those of the others are computed from models and tables.
+MEASURING = (
+    "rotation-and-codebook", "distortion", "training-tensors", "kernels", "compressed-adamw", "gradient-codes",
+    "published-rule", "gap-trends", "loss-at-scale", "activation-memory", "optimizer-state", "compressed-allreduce",
+    "data-parallel-training", "offload-and-single-gpu",
+)  # fmt: skip
 
 SEEDS = {
     "0": "Whitepaper",
@@ -40,15 +68,15 @@ KINDS = {
     "source": "compare with cited source",
     "none": "cannot be checked",
 }
-# Why a claim cannot be checked (column `not_checkable_because`) -> the reason, and what would change it.
+# Why a claim cannot be checked (column `not_checkable_because`), in words.
 REASONS = {
-    "forecast": ("a forecast: nothing that can be run today decides it", "The day that it names."),
-    "opinion": ("a judgement without a measurable quantity", "A statement of what would be measured."),
-    "plan": ("a plan of its authors, not a statement about the world", "Its execution."),
-    "limit": ("a limit that its authors state themselves", "A published run at that scale."),
-    "source": ("no source is named, and none of the set-up is described", "A source or a set-up to repeat."),
-    "advice": ("advice that depends on a workload which is not described", "A workload to measure it on."),
-    "lost": ("the figure was lost from the document", "An undamaged copy."),
+    "forecast": "A forecast: nothing that can be run today decides it.",
+    "opinion": "A judgement without a measurable quantity.",
+    "plan": "A plan of its authors, not a statement about the world.",
+    "limit": "Stands: its authors have published nothing beyond it.",
+    "source": "No source is named, and none of the set-up is described.",
+    "advice": "Advice that depends on a workload which is not described.",
+    "lost": "The figure was lost from the document.",
 }
 FULL = (("cpu", "full"), ("cuda", "full"))  # what verdicts rest on; the first that was recorded counts
 
@@ -68,8 +96,22 @@ class Claim:
     claim_en: str
     chapter: str  # that decides it, or will
     not_checkable_because: str  # a key of REASONS, or ""
+    quote: str = ""  # the document's own words
+    quote_en: str = ""  # in English, where they are not
+    quantifier: str = ""  # one of QUANTIFIERS, by those words
+    scope: str = ""  # "theirs": of the authors' own system; "world"
+    readings: str = ""  # that the document itself names or leaves open
+    same_as: str = ""  # the claim that says the same
+    note: str = ""  # why the row is no claim of the document, where it is none
+    reason: str = ""  # of a claim without a rule, where its look-ups do not say it shortly
+    would_change: str = ""  # the verdict of a claim without a rule
 
     def __post_init__(self) -> None:
+        if self.quantifier not in ("", *QUANTIFIERS):
+            accepted = ", ".join(QUANTIFIERS)
+            raise ValueError(f"{self.id}: quantifier={self.quantifier!r}; accepted are {accepted}")
+        if self.scope not in ("", "theirs", "world"):
+            raise ValueError(f"{self.id}: scope={self.scope!r}; accepted are theirs and world")
         if not re.fullmatch(r"[a-z0-9-]+", self.chapter):
             raise ValueError(f"{self.id}: chapter={self.chapter!r}; the name of one is needed, such as lab-e1")
         if self.not_checkable_because not in ("", *REASONS):
@@ -110,6 +152,23 @@ class Claim:
         values = [float(number.replace(",", "")) * scale[unit] for number, unit in found[:2]]
         return values[0], values[-1]
 
+    def within(self) -> tuple[float, float]:
+        """Share that the low and the high end of the value may be off by (`tq.book.claims.tolerance`)."""
+        found = NUMBER.findall(self.value.split(">")[-1])[:2]
+        if not found:
+            raise ValueError(f"{self.id}: the value {self.value!r} holds no number")
+        words = self.quote_en or self.quote
+        hedge = "~" if "~" in self.value or hedged(found[0], words) else ""  # that of a range stands before its first
+        ends = [tolerance(hedge + number) for number in found]
+        return ends[0], ends[-1]
+
+    def bounds(self) -> tuple[float, float]:
+        """The ends of the value, each wider by its tolerance; a bound has no other end."""
+        (low, high), (below, above) = self.ends(), self.within()
+        least = -math.inf if self.quantifier == words.AT_MOST else low * (1 - below)
+        most = math.inf if self.quantifier == words.AT_LEAST else high * (1 + above)
+        return least, most
+
 
 @dataclass(frozen=True)
 class Evidence:
@@ -123,7 +182,8 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Finding:
-    """What a rule returns. `formula` is evidence beside the results that were read; `see`: a chapter that shows it."""
+    """What a rule returns. `formula` is evidence beside the results that were read; `see`: a chapter that shows it;
+    `checks`: the comparisons that its verdict adds up from; `basis`: one of BASES where evidence does not tell."""
 
     verdict: str
     condition: str
@@ -131,6 +191,17 @@ class Finding:
     confidence: str = ""
     formula: str = ""
     see: str = ""
+    checks: tuple[Check, ...] = ()
+    basis: str = ""
+
+
+def found(
+    claim: Claim, checks: Sequence[Check], reason: str, would_change: str, confidence: str, formula: str = "",
+    *, see: str = "", basis: str = "",
+) -> Finding:  # fmt: skip
+    """A finding whose verdict is what its comparisons add up to, by the claim's quantifier."""
+    verdict = words.vote(claim.quantifier, checks)
+    return Finding(verdict, reason, would_change, confidence, formula, see, tuple(checks), basis)
 
 
 @dataclass(frozen=True)
@@ -144,12 +215,18 @@ class Verdict:
     evidence: tuple[Evidence, ...]
     would_change: str
     chapter: str = ""
+    rule: str = ""  # in words, as it was fixed before
+    checks: tuple[Check, ...] = ()
+    basis: str = ""
+    same_as: str = ""
 
     def __post_init__(self) -> None:
-        if self.verdict not in VERDICTS:
-            raise ValueError(f"{self.id}: verdict={self.verdict!r}; accepted are {', '.join(VERDICTS)}")
+        if self.verdict not in (*VERDICTS, NOTE):
+            raise ValueError(f"{self.id}: verdict={self.verdict!r}; accepted are {', '.join((*VERDICTS, NOTE))}")
+        if self.basis not in BASES:
+            raise ValueError(f"{self.id}: basis={self.basis!r}; accepted are {', '.join(BASES[:-1])} and nothing")
         decided = self.verdict in DECIDED
-        if self.confidence not in CONFIDENCES or decided != bool(self.confidence):
+        if self.confidence not in CONFIDENCES or (self.confidence != "") < decided:
             raise ValueError(f"{self.id}: confidence={self.confidence!r} does not fit {self.verdict!r}")
         if decided and not self.evidence:
             raise ValueError(f"{self.id}: {self.verdict!r} without evidence")
@@ -259,25 +336,35 @@ def claims() -> list[Claim]:
     rows = table("claims.csv")
     if not rows:
         raise FileNotFoundError(f"{paths.root() / 'data' / 'claims.csv'}: no claims there")
-    found = [Claim(**{name: row[name] for name in Claim.__dataclass_fields__}) for row in rows]
-    twice = [name for name, count in Counter(claim.id for claim in found).items() if count > 1]
+    every = [Claim(**{name: row[name] for name in Claim.__dataclass_fields__}) for row in rows]
+    known = Counter(claim.id for claim in every)
+    twice = [name for name, count in known.items() if count > 1]
     if twice:
         raise ValueError(f"claims.csv holds {', '.join(twice)} more than once")
-    return found
+    originals = {each.id for each in every if not each.same_as}
+    lost = [each.id for each in every if each.same_as and each.same_as not in originals]
+    if lost:
+        raise ValueError(f"claims.csv: same_as of {', '.join(lost)} must name a claim that is itself the same as none")
+    return every
 
 
 def claim(name: str) -> Claim:
     """One claim by its id; KeyError where there is none."""
-    found = {each.id: each for each in claims()}
-    if name not in found:
+    known = {each.id: each for each in claims()}
+    if name not in known:
         raise KeyError(f"{name!r} is no claim of data/claims.csv")
-    return found[name]
+    return known[name]
 
 
 def counts(verdicts: Iterable[Verdict]) -> dict[str, int]:
-    """How many claims have which verdict, in the order of VERDICTS, none left out."""
-    found = Counter(verdict.verdict for verdict in verdicts)
-    return {verdict: found[verdict] for verdict in VERDICTS}
+    """How many of these claims have which verdict, in the order of VERDICTS, none left out.
+
+    A claim that says the same as another of them is not counted again, a note never.
+    """
+    every = list(verdicts)
+    known = {each.id for each in every}
+    number = Counter(each.verdict for each in every if each.same_as not in known)
+    return {verdict: number[verdict] for verdict in VERDICTS}
 
 
 # --- the committed snapshot -----------------------------------------------------------------------------------
@@ -293,10 +380,11 @@ def moved(verdicts: Iterable[Verdict], recorded: Mapping[str, str]) -> list[tupl
     return [(v, recorded.get(v.id, "")) for v in verdicts if recorded.get(v.id, "") != v.verdict]
 
 
-def record(verdicts: list[Verdict]) -> list[tuple[Verdict, str]]:
+def record(verdicts: list[Verdict], because: str = "") -> list[tuple[Verdict, str]]:
     """Brings the snapshot in step and appends what changed, with date and commit; returns the changes.
 
-    The first verdict of a claim is no change. Nothing is written where nothing moved.
+    The first verdict of a claim is no change. Nothing is written where nothing moved. because: why all of them changed,
+    such as new rules; without it results did.
     """
     old = snapshot()
     changes = moved(verdicts, old["verdicts"])
@@ -304,7 +392,10 @@ def record(verdicts: list[Verdict]) -> list[tuple[Verdict, str]]:
     if now == old["verdicts"]:
         return []
     stamp = {"date": datetime.now(UTC).date().isoformat(), "commit": commit()[0]}
-    entries = [{**stamp, "id": v.id, "from": was, "to": v.verdict, "why": v.condition} for v, was in changes if was]
+    reason = {"because": because} if because else {}
+    entries = [
+        {**stamp, **reason, "id": v.id, "from": was, "to": v.verdict, "why": v.condition} for v, was in changes if was
+    ]
     new = {"opened": old.get("opened", stamp), "verdicts": now, "changes": [*old["changes"], *entries]}
     paths.write_json(paths.root() / "data" / "verdicts.json", new)
     return changes

@@ -8,15 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tq.book.claims.ledger import NOT_CHECKABLE, NOT_REPRODUCED, PARTLY, REPRODUCED, Claim, Finding, table
+from tq.book.claims.ledger import (
+    NOT_CHECKABLE,
+    NOT_REPRODUCED,
+    PARTLY,
+    PRINTED,
+    REPRODUCED,
+    Claim,
+    Finding,
+    table,
+)
+from tq.book.claims.words import Check
 
 Row = dict[str, str]
 READ = "read in source"
+RULE = "all look-ups agree with the claim, or all contradict it; in part if some do"
 VERDICTS = {
     "confirms": REPRODUCED, "partly": PARTLY, "differs": NOT_REPRODUCED, "not found": NOT_CHECKABLE,
     "supports": REPRODUCED, "does not support": NOT_REPRODUCED, "source not found": NOT_CHECKABLE,
 }  # fmt: skip
-ANOTHER = "Another source, or the one that was meant."
 
 
 def rows(name: str, field: str, claim: str) -> list[Row]:
@@ -45,28 +55,32 @@ def evidence_of(found: Sequence[Row]) -> str:
     return "; ".join(marks)
 
 
-def _finding(found: Sequence[Row], outcome: str, text: str) -> Finding:
+def _finding(claim: Claim, found: Sequence[Row], outcome: str, field: str) -> Finding:
+    texts = [row[field].rstrip(".") for row in found]
+    text = claim.reason or "; ".join(text[0].upper() + text[1:] for text in texts) + "."
     verdict = verdict_of([row[outcome] for row in found])
     if verdict == NOT_CHECKABLE:
-        return Finding(verdict, f"source {text}" if text.startswith("not found") else text, "A source.")
+        return Finding(verdict, text, claim.would_change)
     read = [row for row in found if row["address"]]
-    return Finding(verdict, text, ANOTHER, confidence_of(read), evidence_of(read))
+    checks = tuple(
+        Check(f"{row.get('id') or row.get('key', 'a source')} {row[outcome]}", VERDICTS[row[outcome]] == REPRODUCED)
+        for row in found
+    )
+    return Finding(
+        verdict, text, claim.would_change, confidence_of(read), evidence_of(read), checks=checks, basis=PRINTED
+    )  # fmt: skip
 
 
 def source_says(claim: Claim) -> Finding | None:
     """What `data/sources.csv` found; rows that are mere inputs of a model do not count. None where it has no row."""
     found = [row for row in rows("sources.csv", "claim", claim.id) if row["outcome"] != "input"]
-    if not found:
-        return None
-    return _finding(found, "outcome", "; ".join(f"{row['outcome']}: {row['found'].rstrip('.')}" for row in found))
+    return _finding(claim, found, "outcome", "found") if found else None
 
 
 def reference_says(claim: Claim) -> Finding | None:
     """Whether the reference, as far as it was read, supports what it is cited for. None where it has no row."""
     found = rows("references.csv", "claims", claim.id)
-    if not found:
-        return None
-    return _finding(found, "supports", "; ".join(f"{row['supports']}: {row['note'].rstrip('.')}" for row in found))
+    return _finding(claim, found, "supports", "note") if found else None
 
 
 def decide(claim: Claim) -> Finding | None:

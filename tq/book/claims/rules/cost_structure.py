@@ -4,143 +4,141 @@ from __future__ import annotations
 
 import datetime
 import math
-import re
 
 from tq.book.claims import ledger
-from tq.book.claims.formulas import (
-    NF4_DQ,
-    STORED,
-    TIGHT,
-    WEIGHTS_ALONE,
-    Figure,
-    Formula,
-    RangeFormula,
-    at_least,
-    gigabytes,
-)
-from tq.book.claims.ledger import NOT_CHECKABLE, Claim, Finding, Results, Rule, table, verdict_for
-from tq.systems import Transformer, lora, offload
+from tq.book.claims.formulas import NF4_DQ, STORED, Figure, Formula, Free, RangeFormula, gigabytes
+from tq.book.claims.ledger import NOT_CHECKABLE, PRINTED, Claim, Finding, Results, Rule, found, table
+from tq.book.claims.words import Check, compare, in_part
+from tq.systems import Transformer, hardware, lora, offload
 
 CHAPTER = "cost-structure"
-SNAPSHOT = "Dated prices of the month that the document names."
-#: data/sources.csv, cost-175b-lower and cost-175b-upper
-ORIGIN = "Its ends are those of an announcement of 2022 about a smaller model and of an estimate of 2020 on V100s"
 Ends = tuple[float, float]
+SXM_HZ = 1.98e9  # boost clock of an H100 SXM, the highest
+WEEKS = 13.0  # from which on one says months
 
 
 def _pair(results: Results, key: str) -> Ends:
     return results(CHAPTER, f"{key}/low"), results(CHAPTER, f"{key}/high")
 
 
-def _meet(a: Ends, b: Ends) -> bool:
-    return a[0] <= b[1] and b[0] <= a[1]
+def _meet(what: str, a: Ends, b: Ends, unit: str = "") -> Check:
+    """Whether two ranges overlap, which makes a claim hold in part."""
+    text = f"{what} {a[0]:,.4g} to {a[1]:,.4g}{f' {unit}' if unit else ''}, needed some of {b[0]:,.4g} to {b[1]:,.4g}"
+    return Check(text, a[0] <= b[1] and b[0] <= a[1], True)
+
+
+def _usd(value: float) -> str:
+    """Dollars as one says them."""
+    return f"${value / 1e6:,.3g}M" if value >= 1e6 else f"${value / 1e3:,.3g}K"
+
+
+def _millions(claim: Claim) -> Ends:
+    """The bounds of the claimed sum in millions of dollars."""
+    scale = {"$M": 1.0, "$B": 1e3, "$": 1e-6}[claim.unit]
+    least, most = claim.bounds()
+    return least * scale, most * scale
 
 
 # --- prices ---------------------------------------------------------------------------------------------------
 
 
 def _snapshot() -> str:
-    """The snapshot, with the months in which its offers were read down, as `data/prices.csv` has them."""
+    """The months in which the offers of `data/prices.csv` were read down."""
     days = sorted(row["date"] for row in table("prices.csv"))
     if not days:
-        return "the snapshot"
+        return "a later month"
     first, last = (datetime.date.fromisoformat(day) for day in (days[0], days[-1]))
     until = f"{last:%B %Y}"
     since = "" if f"{first:%B %Y}" == until else f"{first:%B} to " if first.year == last.year else f"{first:%B %Y} to "
-    return f"the snapshot ({since}{until})"
+    return f"{since}{until}"
 
 
-def _price(column: str) -> Rule:
+def _price(column: str, change: str) -> Rule:
     def rule(claim: Claim, results: Results) -> Finding:
-        """Both ends within a tenth of the cheapest and the dearest offer; in part where the ranges meet."""
-        claimed, found = claim.ends(), _pair(results, f"price/{column}")
-        near = all(abs(a / b - 1) <= 0.1 for a, b in zip(found, claimed, strict=True))
-        text = (
-            f"offers of {_snapshot()} ask {found[0]:.2f} to {found[1]:.2f} USD"
-            f" ({results(CHAPTER, f'price/{column}/offers'):.0f} of them); the document is of March 2026"
+        """The cheapest and the dearest dated offer are the ends of the claimed range; in part where the ranges meet."""
+        low, high = _pair(results, f"price/{column}")
+        (least, most), (below, above) = claim.ends(), claim.within()
+        checks = (
+            compare("cheapest offer", low, least * (1 - below), least * (1 + below), "USD"),
+            compare("dearest offer", high, most * (1 - above), most * (1 + above), "USD"),
+            _meet("offers", (low, high), claim.bounds(), "USD"),
         )
-        return Finding(verdict_for(near, _meet(claimed, found)), text, SNAPSHOT, "medium")
+        number = results(CHAPTER, f"price/{column}/offers")
+        text = f"Dated offers ask {low:.2f} to {high:.2f} dollars an hour ({number:.0f} of them, {_snapshot()}). "
+        return found(claim, checks, text + "Prices of March 2026, which the document names, were not found.", change,
+                     "medium", basis=PRINTED)  # fmt: skip
 
     return rule
 
 
-def spot_h100(claim: Claim, results: Results) -> Finding:
-    """A named and dated offer at the floor or within a tenth of it; in part where only a nameless quote reaches it."""
-    floor, lowest, quote = claim.number(), results(CHAPTER, "price/h100/spot/low"), results(CHAPTER, "quote/h100-spot")
-    text = (
-        f"the lowest named and dated offer that was found asks {lowest:.2f} USD; quotes without the name of a "
-        f"provider go down to {quote:.2f}"
-    )
-    return Finding(verdict_for(lowest <= 1.1 * floor, quote <= floor), text, SNAPSHOT, "low")
+def _spot(gpu: str, change: str) -> Rule:
+    def rule(claim: Claim, results: Results) -> Finding:
+        """A named and dated offer at the claimed price or below. None decides nothing: prices of that month were not
+        found."""
+        lowest = results(CHAPTER, f"price/{gpu}/spot/low")
+        least, most = claim.bounds()
+        text = f"The lowest named and dated spot offer asks {lowest:.2f} dollars an hour ({_snapshot()})"
+        if lowest > most:
+            return Finding(NOT_CHECKABLE, f"{text}; offers of March 2026, which the document names, were not found.",
+                           change)  # fmt: skip
+        return found(claim, (compare("lowest offer", lowest, most=most, unit="USD"),), f"{text}.", change, "low",
+                     basis=PRINTED)  # fmt: skip
 
-
-def spot_a100(claim: Claim, results: Results) -> Finding:
-    """Prices of that month were not found; one near the floor later would make it credible, in part within 30 %."""
-    lowest = results(CHAPTER, "price/a100/spot/low")
-    text = f"no dated offer at this price was found; the lowest of {_snapshot()} asks {lowest:.2f} USD"
-    if lowest > 1.3 * claim.number():
-        return Finding(NOT_CHECKABLE, text, SNAPSHOT)
-    text = f"an offer of {_snapshot()} asks {lowest:.2f} USD"
-    return Finding(verdict_for(lowest <= 1.1 * claim.number(), True), text, SNAPSHOT, "low")
+    return rule
 
 
 # --- the whitepaper's table of costs --------------------------------------------------------------------------
 
+TOKENS = {
+    "20-a-parameter": "20 tokens a parameter",
+    "gpt-3": "GPT-3's tokens",
+    "llama-2": "Llama 2's tokens",
+    "llama-3.1-405b": "Llama 3.1 405B",
+}
 
-def _words(label: str) -> str:
-    return {
-        "20-a-parameter": "20 tokens a parameter",
-        "gpt-3": "the tokens of GPT-3",
-        "llama-2": "those of Llama 2",
-    }.get(label, "Llama 3.1 405B")
 
-
-def _row(row: str, needs: tuple[str, ...], listed: str = "", note: str = "") -> Rule:
+def _cost(row: str, runs: tuple[str, ...], change: str, asked: str = "on-demand/h100", own: bool = True) -> Rule:
     def rule(claim: Claim, results: Results) -> Finding:
-        """Dollars over the row's own GPU-hours: both ends among the prices that the whitepaper lists for the GPU, in
-        part where one is, or where the dollars meet what a run of that size needs at the prices of the snapshot. It
-        lists none for an H200: those of the snapshot."""
-        implied = _pair(results, f"row/{row}/implied")
-        lowest, highest = ledger.claim("S0-022"), ledger.claim("S0-020")
-        prices = _pair(results, listed) if listed else (lowest.number(), highest.ends()[1])
-        good = [prices[0] <= price <= prices[1] for price in implied]
-        text = (
-            f"its own GPU-hours make it {implied[0]:.2f} to {implied[1]:.2f} USD an hour, where "
-            f"{'the snapshot asks' if listed else 'its price list has'} {prices[0]:.2f} to {prices[1]:.2f}"
-        )
-        asked = _pair(results, listed or "on-demand/h100")
-        hours = {label: _pair(results, f"needed/{row}/{label}") for label in needs}
-        usd = {label: (low * asked[0], high * asked[1]) for label, (low, high) in hours.items()}
-        meets = [label for label, cost in usd.items() if _meet(claim.ends(), cost)]
-        text += "; at the hours that such runs need it costs "
-        text += " and ".join(f"{c[0] / 1e6:.3g} to {c[1] / 1e6:.3g} million for {_words(n)}" for n, c in usd.items())
-        text += f". {note}" if note else ""
-        change = (
-            "More GPUs or months than the row names." if implied[1] > prices[1] else "Fewer GPU-hours, or its base."
-        )
-        return Finding(verdict_for(all(good), any(good) or bool(meets)), text, change, "high", "USD / (GPUs * hours)")
+        """Every named run costs what is claimed at the median dated price, and the row's dollars over its own GPU-hours
+        are prices of the whitepaper's own list; in part where one does or a cost meets the range."""
+        prices = [results(CHAPTER, f"{asked}/{end}") for end in ("low", "mid", "high")]
+        checks, said = [], []
+        for run in runs:
+            low, mid, high = (results(CHAPTER, f"needed/{row}/{run}/{end}") for end in ("low", "mid", "high"))
+            checks.append(compare(f"{TOKENS[run]}, median, USD", mid * prices[1], *claim.bounds()))
+            checks.append(_meet(f"{TOKENS[run]}, USD", (low * prices[0], high * prices[2]), claim.bounds()))
+            said.append(f"{_usd(mid * prices[1])} for {TOKENS[run]}")
+        text = f"At dated prices a run costs {' and '.join(said)} in the median"
+        if own:
+            implied = _pair(results, f"row/{row}/implied")
+            listed = ledger.claim("S0-022").number(), ledger.claim("S0-020").ends()[1]
+            checks += [compare("its own dollars over its own hours", each, *listed, "USD/h") for each in implied]
+            text += (
+                f"; its own dollars over its own GPU-hours are {implied[0]:.2f} to {implied[1]:.2f}, where its list "
+                "has "
+                f"{listed[0]:.2f} to {listed[1]:.2f}"
+            )
+        return found(claim, checks, text + ".", change, "medium", "6 P T / (share of the peak) * price")
 
     return rule
 
 
-def _duration(row: str, needs: tuple[str, ...], named: str = "") -> Rule:
+def _hours(row: str, run: str, change: str, beside: str = "") -> Rule:
     def rule(claim: Claim, results: Results) -> Finding:
-        """The row's GPU-hours between what the shortest and the longest run of that size need (80 % intervals of
-        published runs), and what the named model needs; in part where only the first holds, or they overlap."""
-        have = _pair(results, f"row/{row}/hours")
-        need = {label: _pair(results, f"needed/{row}/{label}") for label in needs}
-        span = min(n[0] for n in need.values()), max(n[1] for n in need.values())
-        between = span[0] <= have[0] and have[1] <= span[1]
-        model = not named or _meet(have, need[named])
-        text = f"it has {have[0]:,.0f} to {have[1]:,.0f} GPU-hours; needed are "
-        text += " and ".join(f"{low:,.0f} to {high:,.0f} for {_words(label)}" for label, (low, high) in need.items())
-        return Finding(
-            verdict_for(between and model, _meet(have, span)),
-            text,
-            "A number of tokens with the row.",
-            "medium",
-            "6 P T",
-        )
+        """The row's GPU-hours overlap what the named run needs (80 % interval of published runs), as many or more where
+        its GPUs are a lower bound; in part where they lie between that run and another of the size."""
+        have, need = _pair(results, f"row/{row}/hours"), _pair(results, f"needed/{row}/{run}")
+        text = f"It has {have[0]:,.0f} to {have[1]:,.0f} GPU-hours; {TOKENS[run]} take {need[0]:,.0f} to {need[1]:,.0f}"
+        open_end = claim.quantifier == "at least"
+        meets = have[0] <= need[1] and (open_end or need[0] <= have[1])
+        checks = [Check(f"GPU-hours {have[0]:,.0f} to {have[1]:,.0f} are what {TOKENS[run]} take", meets)]
+        if beside:
+            other = _pair(results, f"needed/{row}/{beside}")
+            between = min(need[0], other[0]) <= have[0] and have[1] <= max(need[1], other[1])
+            checks.append(Check(f"GPU-hours lie between those and {TOKENS[beside]}", between, True))
+            text += f", {TOKENS[beside]} {other[0]:,.0f} to {other[1]:,.0f}"
+        text += "; its plus sign allows for more GPUs." if open_end else "."
+        return found(claim, checks, text, change, "medium", "6 P T / (share of the peak)")
 
     return rule
 
@@ -148,131 +146,135 @@ def _duration(row: str, needs: tuple[str, ...], named: str = "") -> Rule:
 # --- costs in the other documents -----------------------------------------------------------------------------
 
 
-def _published(runs: tuple[str, ...], shorter: str = "") -> Rule:
+def _published(runs: tuple[str, ...], change: str, shorter: str = "") -> Rule:
     def rule(claim: Claim, results: Results) -> Finding:
-        """The hours of every named published run at the prices of the snapshot meet the claimed range; in part if some
-        do or miss it by less than half, or if it lies between a run of 20 tokens a parameter and the published ones."""
-        low, high = ((1e6 if claim.unit.startswith("$M") else 1.0) * end for end in claim.ends())
-        claimed = (low, float("inf") if claim.value.endswith("+") else high)
-        cost = {run: tuple(1e6 * usd for usd in _pair(results, f"cost/{run}")) for run in runs}
-        good = [_meet(claimed, (low, high)) for low, high in cost.values()]
-        text = "at the prices of the snapshot " + ", ".join(
-            f"{run} costs {low / 1e6:.3g} to {high / 1e6:.3g} million" for run, (low, high) in cost.items()
-        )
-        part = any(good) or any(_meet(claimed, (low / 1.5, high * 1.5)) for low, high in cost.values())
+        """Every named published run costs what is claimed at the median dated price; in part where one does, or where
+        a cost at some price, or that of a run of 20 tokens a parameter, meets the range."""
+        least, most = _millions(claim)
+        checks, said = [], []
+        for run in runs:
+            low, mid, high = (results(CHAPTER, f"cost/{run}/{end}") for end in ("low", "mid", "high"))
+            checks.append(compare(f"{run}, median, million USD", mid, least, most))
+            checks.append(_meet(f"{run}, million USD", (low, high), (least, most)))
+            said.append(f"{_usd(mid * 1e6)} ({_usd(low * 1e6)} to {_usd(high * 1e6)}) for {RUNS[run]}")
         if shorter:
             hours, prices = _pair(results, f"needed/{shorter}/20-a-parameter"), _pair(results, "on-demand/h100")
-            least = hours[0] * prices[0]
-            part = part or least <= claimed[0] <= claimed[1] <= max(high for _, high in cost.values())
-            text += f", and twenty tokens a parameter from {least / 1e6:.2g} million"
-        return Finding(verdict_for(all(good), part), text, "Prices or hours of the run that is meant.", "medium")
+            short = hours[0] * prices[0] / 1e6, hours[1] * prices[1] / 1e6
+            checks.append(_meet("20 tokens a parameter, million USD", short, (least, most)))
+            said.append(f"{_usd(short[0] * 1e6)} to {_usd(short[1] * 1e6)} for 20 tokens a parameter")
+        return found(claim, checks, f"At dated prices of 2026: {', '.join(said)}.", change, "medium", "hours * price")
 
     return rule
 
 
-def _from_million(claim: Claim) -> float:
-    return claim.ends()[0] / (1e6 if re.search(r"\d[KMB]", claim.value) else 1.0)
-
-
-def gpu_hours(claim: Claim, results: Results) -> Finding:
-    """A product."""
-    found = results(CHAPTER, "textbook/gpu-hours")
-    text = f"25,000 GPUs for 100 days are {found / 1e6:.0f} million GPU-hours"
-    near = abs(found / claim.ends()[0] - 1)
-    return Finding(verdict_for(near <= 0.05, near <= 0.25), text, "Other counts.", "high", "25,000 * 100 * 24")
-
-
-def lost_exponent(claim: Claim, results: Results) -> Finding:
-    """10^26 operations, as the lost exponent is read: inside the interval of published shares of the peak, or of the
-    same order as its middle."""
-    low, mid, high = (results(CHAPTER, f"textbook/flops/{end}") for end in ("low", "mid", "high"))
-    text = f"read as 10^26, the exponent being lost: 60 million H100-hours realise {low:.2g} to {high:.2g} operations"
-    inside, order = low <= 1e26 <= high, 10**25.5 <= mid <= 10**26.5
-    return Finding(verdict_for(inside, order), text, "An undamaged copy of the document.", "low")
+RUNS = {
+    "gpt-4": "the run that is named", "l2-7b": "Llama 2 7B", "l2-70b": "Llama 2 70B", "l31-hours-70b": "Llama 3.1 70B",
+    "l31-hours-405b": "Llama 3.1 405B",
+}  # fmt: skip
 
 
 def billion(claim: Claim, results: Results) -> Finding:
-    """Eight tenths of a billion at the median price; in part at the dearest. Computing alone."""
+    """The instance's GPU-hours at the median dated price, with engineering at the document's own upper end, come to
+    what is claimed; in part at the dearest price."""
     mid, high = results(CHAPTER, "textbook/usd/mid"), results(CHAPTER, "textbook/usd/high")
-    text = (
-        f"60 million H100-hours are {mid:,.0f} million USD at the median price and {high:,.0f} at the highest; what "
-        "besides computing is counted the document does not say"
+    least, most = _millions(claim)
+    checks = (
+        compare("computing at the median price and 99 of engineering, million USD", mid + 99, least, most),
+        in_part(compare("the same at the dearest price, million USD", high + 99, least, most)),
     )
-    return Finding(verdict_for(mid >= 800, high >= 800), text, "An account of the other costs.", "medium")
+    text = (
+        f"Its 60 million H100-hours cost {mid:,.0f} million dollars at the median price and {high:,.0f} at the dearest;"
+        " its own tens of millions for engineers leave it below a billion. Data are not priced."
+    )
+    return found(claim, checks, text, "Data or staff that cost more than the computing.", "medium", "GPUs * h * price")
 
 
 def weeks(claim: Claim, results: Results) -> Finding:
-    """Two months at the median share of the peak; in part a quarter at the best one."""
-    low, mid = (
-        results(CHAPTER, "textbook/weeks-on-eight-4090/low"),
-        results(CHAPTER, "textbook/weeks-on-eight-4090/mid"),
+    """Two weeks to a quarter, from which on one says months, at the median share of the peak; in part at the best
+    tenth."""
+    low, mid = (results(CHAPTER, f"textbook/weeks-on-eight-4090/{end}") for end in ("low", "mid"))
+    checks = (
+        compare("weeks at the median share", mid, 2.0, WEEKS),
+        in_part(compare("weeks at the best tenth", low, 2.0, WEEKS)),
     )
     text = (
-        f"100 billion tokens take {mid:.0f} weeks at the median share of the peak that published runs realised, "
-        f"{low:.0f} at the best tenth; no published run is on such a workstation"
+        f"100 billion tokens of a 7B model take {mid:.0f} weeks on eight 4090 at the share of the peak that published "
+        f"runs realised in the median, {low:.0f} at the best tenth. No such run is published."
     )
-    return Finding(verdict_for(mid <= 8.7, low <= 13), text, "Such a run, timed.", "low", "6 P T / (8 m peak)")
+    return found(claim, checks, text, "Such a run on such a workstation, timed.", "low", "6 P T / (8 m peak)")
 
 
 def orders(claim: Claim, results: Results) -> Finding:
-    """Within .3 of an order; in part within .7."""
-    found = results(CHAPTER, "textbook/orders-gpt-3-to-405b")
-    off = abs(found - claim.number())
-    text = f"from GPT-3 to Llama 3.1 405B it is {found:.1f} orders of magnitude; the document's own exponents are lost"
-    return Finding(verdict_for(off <= 0.3, off <= 0.7), text, "A later model whose compute is published.", "medium")
+    """Operations of Llama 3.1 405B over those of GPT-3 are as many orders of magnitude as claimed."""
+    orders = results(CHAPTER, "textbook/orders-gpt-3-to-405b")
+    text = (
+        f"From GPT-3 to Llama 3.1 405B, the largest run of 2024 with published compute, it is {orders:.1f} orders of "
+        "magnitude, not three. The document's own exponents are lost."
+    )
+    checks = (compare("orders of magnitude", orders, *claim.bounds()),)
+    return found(claim, checks, text, "A model of 2024 with published compute above 10^26.", "medium")
 
 
-def _peak(gpu: str) -> Rule:
+def _peak(gpu: str, change: str) -> Rule:
     def rule(claim: Claim, results: Results) -> Finding:
-        """The data sheet's figure, to half a per cent; a tenth is agreement in part."""
-        found = results(CHAPTER, f"peak/{gpu}")
-        off = abs(found / claim.number() - 1)
-        text = f"its data sheet has {found:g} TFLOP/s, dense (transcribed, not read again)"
-        return Finding(verdict_for(off <= 0.005, off <= 0.1), text, "Another part of that name.", "medium")
+        """The dense 16-bit rate of the data sheet in `data/hardware.csv`."""
+        rate = results(CHAPTER, f"peak/{gpu}")
+        text = f"Its data sheet prints {rate:g} TFLOP/s, dense, in 16 bits. Transcribed, and measured by nobody here."
+        return found(claim, (compare("TFLOP/s", rate, *claim.bounds()),), text, change, "medium", basis=PRINTED)
 
     return rule
 
 
 def days(claim: Claim, results: Results) -> Finding:
-    """2.15e25 operations on 25,000 A100: in part where that takes the claimed days at shares of the peak within the
-    80 % interval of published runs. Never more: the operations are estimated by the account that has the days."""
+    """The operations of the same account on 25,000 A100 take 90 or 100 days at a share of the peak that published runs
+    realised: in part at most, as operations and days come from one account."""
     low, high = claim.ends()
     peak = results(CHAPTER, "peak/a100-80gb") * 1e12
     share = [2.15e25 / (25_000 * peak * 86_400 * day) for day in (high, low)]
     seen = results(CHAPTER, "realised/low"), results(CHAPTER, "realised/high")
-    text = (
-        "an estimated 2.15e25 operations (data/sources.csv, gpt4-gpus) on 25,000 A100 take as long at "
-        f"{share[0]:.0%} to {share[1]:.0%} of the peak; published runs realised {seen[0]:.0%} to {seen[1]:.0%}. "
-        "One account agrees with itself so: its maker published neither figure"
+    checks = (
+        Check("an account of its maker's own", False),
+        *(in_part(compare("share of the peak", each, *seen)) for each in share),
     )
-    inside = all(seen[0] <= each <= seen[1] for each in share)
-    return Finding(verdict_for(False, inside), text, "Its maker's own account.", "low", "FLOP / (n peak days)")
+    text = (
+        f"An estimated 2.15e25 operations take that long on 25,000 A100 at {share[0]:.0%} to {share[1]:.0%} of the "
+        "peak,"
+        f" and published runs realised {seen[0]:.0%} to {seen[1]:.0%}. Its maker published neither."
+    )
+    return found(claim, checks, text, "OpenAI's own account of that run.", "low", "FLOP / (n peak days)")
 
 
 def generations(claim: Claim, results: Results) -> Finding:
-    """Every step from V100 to B200 in the range, to a tenth; in part some end."""
-    low, high = claim.ends()
-    found = results(CHAPTER, "peak-step/low"), results(CHAPTER, "peak-step/high")
-    good = [0.9 * low <= step <= 1.1 * high for step in found]
-    text = f"dense 16-bit peaks grow {found[0]:.2f} to {found[1]:.2f} times from V100 to A100, H100 and B200"
-    return Finding(verdict_for(all(good), any(good)), text, "Rates that are measured, not printed.", "high")
+    """Every step of the dense 16-bit peak from V100 to B200 lies in the claimed range."""
+    ends = results(CHAPTER, "peak-step/low"), results(CHAPTER, "peak-step/high")
+    named = zip(("least", "largest"), ends, strict=True)
+    checks = [compare(f"{name} step", step, *claim.bounds(), "x") for name, step in named]
+    text = f"Printed dense 16-bit peaks grow {ends[0]:.2f} to {ends[1]:.2f} times from V100 to A100, H100 and B200."
+    return found(claim, checks, text, "Rates that are measured instead of printed.", "high", basis=PRINTED)
 
 
 def lost_day(claim: Claim, results: Results) -> Finding:
-    """At the lowest price of the snapshot; in part at the highest."""
-    low, high, claimed = (*_pair(results, "textbook/lost-day"), _from_million(claim))
-    text = f"a day of 25,000 H100 is {low:.1f} to {high:.1f} million USD at the prices of the snapshot"
-    return Finding(verdict_for(low >= claimed, high >= claimed), text, "Own GPUs, which cost less.", "high")
+    """A day of 25,000 H100 at some dated price comes to the claimed sum or more."""
+    low, high = _pair(results, "textbook/lost-day")
+    text = f"A day of 25,000 H100 costs {low:.1f} to {high:.1f} million dollars at dated prices."
+    least = _millions(claim)[0]
+    checks = compare("million USD at the lowest price", low, least), compare("at the dearest", high, least)
+    change = "A cluster of its own at less than 1.7 dollars a GPU-hour."
+    return found(claim, checks, text, change, "high", "GPUs * 24 * price")
 
 
-def per_operation(claim: Claim, results: Results) -> Finding:
-    """10^26 operations, as the lost figures are read, at the cheapest end; in part at the dearest."""
-    low, high, claimed = (*_pair(results, "textbook/usd-for-1e26"), _from_million(claim))
-    text = (
-        f"10^26 operations, as the lost exponents are read, cost {low:,.0f} to {high:,.0f} million USD at the "
-        "snapshot's prices and the shares of the peak that published runs realised"
+def rented(claim: Claim, results: Results) -> Finding:
+    """The instance's GPU-hours cost at least the claimed sum at the lowest dated price; in part at the median one."""
+    low, mid = results(CHAPTER, "textbook/usd/low"), results(CHAPTER, "textbook/usd/mid")
+    checks = (
+        compare("million USD at the lowest price", low, _millions(claim)[0]),
+        in_part(compare("at the median price", mid, _millions(claim)[0])),
     )
-    return Finding(verdict_for(low >= claimed, high >= claimed), text, "An undamaged copy of the document.", "low")
+    text = (
+        f"The document's own run, 25,000 H100 for 100 days, costs {low:,.0f} million dollars at the lowest dated price "
+        f"and {mid:,.0f} at the median. The factors that it multiplies are lost."
+    )
+    return found(claim, checks, text, "GPUs that rent for less than 1.7 dollars an hour.", "medium", "GPUs * h * price")
 
 
 # --- over formulas --------------------------------------------------------------------------------------------
@@ -286,102 +288,163 @@ def _nvme() -> float:
 def _lora_405b() -> dict[str, Figure]:
     """Millions of adapter parameters on q, k, v and o of Llama 3.1 405B."""
     shape = Transformer.preset("llama3-405b")
-    return {f"at rank {rank}": lora.lora_parameters(shape, rank) / 1e6 for rank in (8, 16, 64)}
+    return {f"rank {rank}": lora.lora_parameters(shape, rank) / 1e6 for rank in (8, 16, 64)}
+
+
+def _of(gpu: str, quantity: str) -> float:
+    """What `data/hardware.csv` prints of a GPU: "peak_bf16" in TFLOP/s, "memory" in GiB, "hbm" in GB/s."""
+    known = hardware.gpu(gpu)
+    held, rate = known.memory_bytes / 2**30, known.hbm_bytes_per_s / 1e9
+    return {"peak_bf16": known.peak_flops / 1e12, "memory": held, "hbm": rate}[quantity]
 
 
 RULES: dict[str, Rule] = {
-    "S0-020": _price("h100/major"),
-    "S0-021": _price("h100/specialised"),
-    "S0-022": spot_h100,
-    "S0-023": _price("a100/major"),
-    "S0-024": _price("a100/specialised"),
-    "S0-025": spot_a100,
-    "S0-026": _row("7b", ("20-a-parameter", "llama-2")),
-    "S0-027": _duration("7b", ("20-a-parameter", "llama-2")),
-    "S0-028": _row("70b", ("20-a-parameter", "llama-2")),
-    "S0-029": _duration("70b", ("20-a-parameter", "llama-2")),
-    "S0-030": _row("175b", ("gpt-3", "20-a-parameter"), note=ORIGIN),
-    "S0-031": _duration("175b", ("20-a-parameter", "gpt-3"), named="gpt-3"),
-    "S0-032": _row("frontier", ("llama-3.1-405b",), listed="on-demand/h200", note="Its plus signs allow for more GPUs"),
-    "S0-033": _duration("frontier", ("llama-3.1-405b",)),
-    "S3-001": _published(("gpt-4",)),
+    "S0-020": _price("h100/major", "Price lists of the large clouds of March 2026 with other ends."),
+    "S0-021": _price("h100/specialised", "Price lists of the specialised clouds of March 2026."),
+    "S0-022": _spot("h100", "A dated spot offer of an H100 at 0.99 dollars."),
+    "S0-023": _price("a100/major", "An offer of a large cloud at 5.78 dollars an hour."),
+    "S0-024": _price("a100/specialised", "Offers of an A100 in March 2026 between 1.29 and 2.06 dollars."),
+    "S0-025": _spot("a100", "A dated spot offer of an 80 GB A100 at 0.74 dollars."),
+    "S0-026": _cost("7b", ("20-a-parameter", "llama-2"), "A number of tokens beside the 7B row."),
+    "S0-027": _hours("7b", "20-a-parameter", "A 7B run of 3 to 12 tokens a parameter in thousands.", "llama-2"),
+    "S0-028": _cost("70b", ("20-a-parameter", "llama-2"), "More GPUs or weeks in the 70B row, whose dollars need "
+    "them."),
+    "S0-029": _hours("70b", "20-a-parameter", "A 70B run that stops at seven tokens a parameter.", "llama-2"),
+    "S0-030": _cost("175b", ("gpt-3",), "Fewer GPU-hours in the 175B row, or a cost that counts all of them."),
+    "S0-031": _hours("175b", "gpt-3", "Other tokens than GPT-3's in the 175B row.", "20-a-parameter"),
+    "S0-032": _cost("frontier", ("llama-3.1-405b",), "A frontier run for less than $23M.", "on-demand/h200", False),
+    "S0-033": _hours("frontier", "llama-3.1-405b", "A frontier run on fewer than 2,000 GPUs."),
+    "S3-001": _published(("gpt-4",), "An account of that run's cost by OpenAI."),
     "S3-004": days,
-    "S3-059": _published(("l2-7b",), shorter="7b"),
-    "S3-060": _published(("l2-70b", "l31-hours-70b")),
-    "S3-061": _published(("l31-hours-405b",)),
-    "S4-002": gpu_hours,
-    "S4-003": lost_exponent,
+    "S3-059": _published(("l2-7b",), "Tokens beside the price of a 7B run.", "7b"),
+    "S3-060": _published(("l2-70b", "l31-hours-70b"), "Tokens beside the price of a 70B run."),
+    "S3-061": _published(("l31-hours-405b",), "A published run above 400B for less than 45 million dollars."),
     "S4-004": billion,
     "S4-010": weeks,
     "S4-017": orders,
-    "S4-030": _peak("v100-32gb"),
-    "S4-031": _peak("a100-80gb"),
+    "S4-030": _peak("v100-32gb", "Another rate in NVIDIA's data sheet of the V100."),
+    "S4-031": _peak("a100-80gb", "Another rate in NVIDIA's data sheet of the A100."),
     "S4-036": generations,
     "S4-084": lost_day,
-    "S4-095": per_operation,
-    "S1-016": Formula(
-        "GPUs * dollars", lambda: {"for 128 at 40,000 dollars": 128 * 0.04, "for 128 at 30,000": 128 * 0.03},
-        "million dollars", confidence="medium", see="cost-structure",
-        note="What an H100 costs with its share of node and network is assumed.",
-        would_change="A quotation for a cluster.",
+    "S4-095": rented,
+    "S1-016": Free(
+        "GPUs * 49,248 dollars with node and fabric (data/sources.csv)", over=(8, 1024), usual=128, name="GPUs",
+        of=lambda gpus: gpus * 0.049248, claimed=Claim.ends, unit="million dollars", confidence="medium", see=CHAPTER,
+        says="A cluster of {low:.0f} to {high:.0f} H100 costs about five million dollars; the document names neither "
+        "the kind nor the number. 128 cost {0:.1f} million by a bill of materials.",
+        would_change="The number of GPUs of the cluster that is meant.",
     ),
     "S3-038": Formula(
-        "lanes * operands * 4 bytes * 1.755 GHz: an H100 has 132 multiprocessors of 128 lanes",
+        "lanes * two operands * 4 bytes * 1.98 GHz; an H100 has 132 multiprocessors of 128 lanes",
         lambda: {
-            "for one multiprocessor that reads two operands": 128 * 2 * 4 * 1.755e9 / 1e12,
-            "for one that reads three": 128 * 3 * 4 * 1.755e9 / 1e12,
-            "for the whole GPU": 132 * 128 * 3 * 4 * 1.755e9 / 1e12,
-        }, "TB/s", note="The claim does not say of what.",
+            "of one multiprocessor": 128 * 2 * 4 * SXM_HZ / 1e12, "of the whole GPU": 132 * 128 * 2 * 4 * SXM_HZ / 1e12,
+        },
+        "Right for one multiprocessor, {0:.2f} TB/s at the boost clock; the whole GPU has {1:.0f}. The document says "
+        "of neither which it means.",
+        "A statement of what the two terabytes a second belong to.", "TB/s",
     ),
     "S3-040": Formula(
         "multiprocessors * 128 bytes a clock",
-        lambda: {
-            "for an A100 (108 at 1.41 GHz)": 108 * 128 * 1.41e9 / 1e12,
-            "for the H100 that it is about (132 at 1.755 GHz)": 132 * 128 * 1.755e9 / 1e12,
-        }, "TB/s",
+        lambda: {"of an H100 (132 at 1.98 GHz)": 132 * 128 * SXM_HZ / 1e12},
+        "An H100's caches of the first level deliver {0:.0f} TB/s together; 19 is the figure of the A100, {1:.1f}.",
+        "A data sheet with 19 TB/s for an H100.", "TB/s",
+        conditions=lambda: {"of an A100 (108 at 1.41 GHz)": 108 * 128 * 1.41e9 / 1e12},
     ),
-    "S3-044": Formula(
-        "channels * 8 bytes * transfers a second",
-        lambda: {
-            "for eight channels of DDR4-3200": 8 * 8 * 3.2, "for eight of DDR5-4800": 8 * 8 * 4.8,
-            "for twelve of DDR5-4800": 12 * 8 * 4.8, "as a GPU sees it through PCIe 5.0 (data/sources.csv)": 64.0,
-        }, "GB/s", would_change="The machine that is meant.", confidence="medium",
+    "S3-044": Free(
+        "eight channels * 8 bytes * transfers a second", over=(1.6, 8.8), usual=4.8,
+        name="giga-transfers a second from", of=lambda rate: 8 * 8 * rate, unit="GB/s", confidence="medium",
+        says="Eight channels give 200 GB/s with DDR4-3200, and {0:.0f} with the DDR5-4800 of hosts of H100. A GPU "
+        "reads host memory through PCIe at 63.",
+        would_change="The host and the number of memory channels that are meant.",
     ),
-    "S3-045": RangeFormula(
-        "drives * GB/s of data/stores.csv",
-        lambda: {"of one PCIe 4.0 drive": _nvme(), "of two that are striped": 2 * _nvme()}, "GB/s", 0.0,
-        claimed=at_least, note="Sequential reads as the maker prints them, data/stores.csv.",
-        see="offload-and-single-gpu",
+    "S3-045": Free(
+        "drives * 7.45 GB/s (data/stores.csv)", over=(1, 16), usual=1, name="drives",
+        of=lambda drives: drives * _nvme(),
+        unit="GB/s", confidence="medium", see="offload-and-single-gpu", basis=PRINTED,
+        conditions=lambda: {"of two": 2 * _nvme()},
+        says="One PCIe 4.0 drive reads {0:.2f} GB/s and two {1:.1f} by their maker's figure: ten lies between. The "
+        "document names neither drive nor number.",
+        would_change="The kind and number of drives that are meant.",
     ),
-    "S4-005": Formula("405e9 * 2 bytes", gigabytes(405e9, in_bf16=16), "GB", TIGHT, note=WEIGHTS_ALONE),
+    "S4-005": Formula(
+        "405e9 * 2 bytes", gigabytes(405e9, in_bf16=16), "405 billion weights of two bytes are {0:.0f} GB, weights "
+        "alone.",
+        "Another number of parameters of Llama 3.1 405B.", "GB",
+    ),
     "S4-006": Formula(
-        "405e9 * bits / 8",
-        gigabytes(
-            405e9, for_the_codes_alone=4, as_NF4_with_double_quantization=NF4_DQ, with_fp32_scales_every_128=STORED
-        ),
-        "GB", note=WEIGHTS_ALONE,
+        "405e9 * bits / 8", gigabytes(405e9, as_NF4_with_double_quantization=NF4_DQ),
+        "405 billion weights take {0:.0f} GB in NF4 with double quantization, {1:.0f} with an fp32 scale every 128. "
+        "Weights alone.",
+        "A 4-bit format of 405B whose scales take more than half a bit.", "GB",
+        conditions=gigabytes(405e9, with_fp32_scales_every_128=STORED),
     ),
     "S4-007": Formula(
-        "126 layers * r * (d_in + d_out) over q, k, v, o", _lora_405b, "million",
-        would_change="Adapters on other matrices than the four of attention.", confidence="medium",
+        "126 layers * r * (d_in + d_out) over q, k, v, o", _lora_405b,
+        "Adapters of rank 8 on the four products of attention of a 405B model have {0:.0f} million parameters; of rank "
+        "16 {1:.0f}. The document names no rank.",
+        "A rank beside the hundred million.", "million", confidence="medium",
     ),
-    "S4-008": Formula("8 * 80", lambda: {"for eight cards of 80 GB": 8 * 80.0}, "GB", TIGHT),
-    "S4-009": Formula(
-        "8 * 24", lambda: {"for eight cards of 24 GB": 8 * 24.0}, "GB", TIGHT,
-        note=f"A 7B model's states take {7 * 16} GB at 16 bytes a parameter, before activations.",
+    "S4-008": Formula(
+        "8 * 80 GB", lambda: {"of eight cards": 8 * 80.0}, "Eight H100 of 80 GB have {0:.0f} GB.",
+        "Cards of another memory than 80 GB.", "GB",
+    ),
+    "S4-009": RangeFormula(
+        "7e9 * (2 + 2 + 4 + 2.06) bytes, beside 8 * 24 GB",
+        lambda: {"states with 8-bit Adam": 7 * 10.06},
+        "Fits: eight cards of 24 GB hold 192; weights, gradients, a master copy and 8-bit moments of 7B take {0:.0f}, "
+        "and fp32 moments {1:.0f}. Checkpointed activations come beside.",
+        "Activations of more than 120 GB over eight cards.", "GB", conditions=lambda: {"with fp32 moments": 7 * 16.0},
+        claimed=(0.0, 192.0), within=0.0, confidence="medium",
     ),
     "S4-012": Formula(
-        "log10 of a quotient of 25,000 GPUs for 100 days (read as 1e26 operations), hours on 8 GPUs, and 7B "
-        "parameters with 100 billion tokens on 8 cards",
+        "log10 of the ratio of two of its instances",
         lambda: {
-            "in GPU-hours, if the second instance takes three hours": math.log10(25_000 * 2400 / (8 * 3)),
-            "in GPU-hours, if it takes a day": math.log10(25_000 * 2400 / (8 * 24)),
-            "in operations, between the first and the third": math.log10(1e26 / (6 * 7e9 * 1e11)),
-            "in GPUs": math.log10(25_000 / 8),
-        }, "orders", note="The document's own exponents are lost.", confidence="medium",
+            "of operations, the first over the third": math.log10(6.67e25 / (6 * 7e9 * 1e11)),
+            "of dollars, the first over the second (8 H100 for a day)": math.log10(1e9 / (8 * 24 * 3.99)),
+        },
+        "In part: the dollars of the largest and the smallest instance are {1:.1f} orders apart, the operations of "
+        "pretraining {0:.1f}. The document's own numbers of operations are lost.",
+        "An undamaged copy, with the operations of the three instances.", "orders", confidence="low",
+    ),
+    "S4-033": Formula(
+        "data sheet of the H100 SXM (data/hardware.csv; fp8 twice the rate of bf16)",
+        lambda: {"dense, bf16 and fp8": (_of("h100-80gb", "peak_bf16"), 2 * _of("h100-80gb", "peak_bf16"))},
+        "The data sheet prints {0:.1f} TFLOP/s for bf16 and twice that for fp8, dense. Printed, not measured here.",
+        "Another rate in NVIDIA's data sheet of the H100.", "TFLOP/s", claimed=(990.0, 1979.0), within=0.2,
+        confidence="medium", basis=PRINTED,
+    ),
+    "S4-034": Formula(
+        "data sheet of the H200 (data/hardware.csv)", lambda: {"memory": _of("h200-141gb", "memory")},
+        "The data sheet prints {0:.0f} GB of HBM3e. Printed, not measured here.",
+        "Another memory in NVIDIA's data sheet of the H200.", "GB", confidence="medium", basis=PRINTED,
+    ),
+    "S4-042": RangeFormula(
+        "data sheet of the H100 SXM (data/hardware.csv)", lambda: {"memory rate": _of("h100-80gb", "hbm") / 1e3},
+        "The data sheet prints {0:.2f} TB/s for the SXM part. Printed, not measured here.",
+        "An H100 whose memory is slower than 2.7 TB/s, as the PCIe card's is.", "TB/s", confidence="medium",
+        basis=PRINTED,
+    ),
+    "S3-043": Formula(
+        "data sheet of the H100 SXM (data/hardware.csv)",
+        lambda: {"memory": _of("h100-80gb", "memory") / 80, "its rate": _of("h100-80gb", "hbm") / 3000},
+        "80 GB agree; the data sheet prints 3.35 TB/s, {1:.2f} times the claimed three. Printed, not measured here.",
+        "A first data sheet of the SXM part with three terabytes a second.", "of the claimed", claimed=1.0, within=0.1,
+        confidence="medium", basis=PRINTED,
+    ),
+    "S4-044": Formula(
+        "data sheet of the H100 SXM (data/hardware.csv)",
+        lambda: {"dense bf16": _of("h100-80gb", "peak_bf16") / 1e3},
+        "The data sheet prints {0:.2f} PFLOP/s for dense bf16. Printed; training realises a third of it.",
+        "A precision beside the one petaflop.", "PFLOP/s", confidence="medium", basis=PRINTED,
     ),
     "S4-078": Formula(
-        "20 * 70e9", lambda: {"for 70B parameters": 20 * 70e9 / 1e12}, "trillion tokens", TIGHT, claimed=1.4
+        "20 * 70e9", lambda: {"of 70B": 20 * 70e9 / 1e12}, "Twenty tokens for each of 70 billion parameters are "
+        "{0:.1f} "
+        "trillion; the ratio itself is Chinchilla's.", "Another ratio in the Chinchilla paper.", "trillion tokens",
+        claimed=1.4,
     ),
-    "S4-079": Formula("15e12 * 4 bytes", lambda: {"at 4 bytes a token": 15e12 * 4 / 1e12}, "TB", TIGHT),
+    "S4-079": Formula(
+        "15e12 * 4 bytes", lambda: {"packed": 15e12 * 4 / 1e12}, "15 trillion tokens of four bytes are {0:.0f} TB.",
+        "Another width of a stored token than four bytes.", "TB",
+    ),
 }  # fmt: skip

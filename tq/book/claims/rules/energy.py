@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tq.book.claims.ledger import Claim, Finding, Results, Rule, verdict_for
+from tq.book.claims.ledger import Claim, Finding, Results, Rule, found
+from tq.book.claims.words import Check, compare, in_part
 
 CHAPTER = "energy"
-GUARDED = "Metered totals of more runs."
 
 
 def _ends(results: Results, key: str) -> tuple[float, float]:
@@ -14,74 +14,87 @@ def _ends(results: Results, key: str) -> tuple[float, float]:
 
 
 def network_power(claim: Claim, results: Results) -> Finding:
-    """All of the network is the most that can be saved: at least the low end by every figure, in part by the widest."""
-    low = claim.ends()[0] / 100
-    least, most, wide = (results(CHAPTER, f"network/{end}") for end in ("lowest", "highest", "with-storage"))
-    text = (
-        f"all switches, optics and cards take {least:.1%} to {most:.1%} of the IT power, with storage about {wide:.0%} "
-        "in the widest count that was found, and Ethernet switches draw power too"
+    """All of the network, the most that can be saved, is at least the claimed share by every figure; in part by the
+    widest count."""
+    least = claim.bounds()[0] / 100
+    low, high, wide = (results(CHAPTER, f"network/{end}") for end in ("lowest", "highest", "with-storage"))
+    checks = (
+        compare("share of the network, lowest figure", low, least),
+        in_part(compare("highest figure, storage included", max(high, wide), least)),
     )
-    verdict = verdict_for(least >= low, max(most, wide) >= low)
-    return Finding(verdict, text, "A metered cluster before and after.", "medium", "network / (1 + network)")
+    text = (
+        f"All switches, optics and cards together take {low:.1%} to {high:.1%} of the IT power, about {wide:.0%} with "
+        "storage in the widest count that was found; Ethernet switches draw power too."
+    )
+    change = "A metered cluster before and after its InfiniBand switches went."
+    return found(claim, checks, text, change, "medium", "network / (1 + network)")
 
 
 def cluster_power(claim: Claim, results: Results) -> Finding:
-    """At its ratings and in training, within a tenth; in part if one of the two is."""
-    claimed, rated = claim.number(), results(CHAPTER, "cluster/rated")
+    """At the nodes' rating, network and building included, as claimed; in part if it is so in training."""
+    rated = results(CHAPTER, "cluster/rated")
     low, high = results(CHAPTER, "cluster/low"), results(CHAPTER, "cluster/high")
-    by_rating = abs(rated / claimed - 1) <= 0.1
-    training = 0.9 * low <= claimed <= 1.1 * high
+    least, most = claim.bounds()
+    checks = (
+        compare("MW by the rating of the nodes", rated, least, most),
+        Check(f"MW in training {low:.0f} to {high:.0f}, needed some of {least:.0f} to {most:.0f}",
+              low <= most and least <= high, True),
+    )  # fmt: skip
     text = (
-        f"{rated:.0f} MW by the rating of the nodes, network and building included; in training {low:.0f} to {high:.0f}"
+        f"At full utilization, as the nodes are rated, 100,000 H100 take {rated:.0f} MW with network and building; in "
+        f"training {low:.0f} to {high:.0f}. No such site was metered."
     )
-    verdict = verdict_for(by_rating and training, by_rating or training)
-    return Finding(verdict, text, "The meter of such a site.", "medium", "GPUs * node / 8 * load * (1 + network) * PUE")
+    change = "The meter of a site with 100,000 H100."
+    return found(claim, checks, text, change, "medium", "GPUs * node / 8 * load * (1 + network) * PUE")
 
 
 def gpt3_energy(claim: Claim, results: Results) -> Finding:
-    """The source's own product, within a tenth; it rests on an assumed number of GPUs, so it is no metered total."""
-    claimed, computed = claim.number() * 1000, results(CHAPTER, "gpt3/computed")
-    near = abs(computed / claimed - 1)
+    """The published estimate comes to what is claimed. It is no metered total."""
+    computed = results(CHAPTER, "gpt3/computed") / 1000
     text = (
-        f"{computed:,.0f} MWh as Patterson et al. compute it: 330 W a V100 metered on another system, 10,000 of them "
-        "assumed, 14.8 days; the run itself was not metered"
+        f"Patterson et al. compute {computed:.2f} GWh from 330 W a V100, metered on another system, 10,000 GPUs, which "
+        "they assume, and 14.8 days. The run itself was not metered."
     )
-    return Finding(verdict_for(near <= 0.1, near <= 0.5), text, "A meter of that run.", "medium", "hours * 330 W * 1.1")
+    checks = (compare("GWh as published", computed, *claim.bounds()),)
+    return found(claim, checks, text, "A meter of GPT-3's run.", "medium", "hours * 330 W * 1.1")
 
 
 def gpt3_bill(claim: Claim, results: Results) -> Finding:
-    """At the industrial price, within a tenth; in part within a factor of two."""
-    claimed = claim.number() * (1000 if "K" in claim.value else 1)
+    """The published energy at the mean industrial price comes to what is claimed."""
     usd, implied = results(CHAPTER, "gpt3/usd"), results(CHAPTER, "gpt3/implied")
     text = (
-        f"{usd:,.0f} dollars at the mean industrial price of the United States; the claim needs "
-        f"{implied:.3f} dollars a kWh"
+        f"1,287 MWh cost {usd:,.0f} dollars at the mean industrial price of the United States; 200,000 need "
+        f"{implied:.3f} dollars a kWh."
     )
-    verdict = verdict_for(abs(usd / claimed - 1) <= 0.1, 0.5 <= usd / claimed <= 2)
-    return Finding(verdict, text, "The price that the site paid.", "low", "1,287 MWh * price")
+    checks = (compare("dollars at the industrial price", usd, *claim.bounds()),)
+    return found(claim, checks, text, "The price of electricity at the site of GPT-3.", "low", "1,287 MWh * price")
 
 
 def frontier_energy(claim: Claim, results: Results) -> Finding:
-    """Both runs inside the range, each with its interval of watts; in part if an interval meets it."""
-    low, high = claim.ends()
+    """Two published or reported runs lie in the claimed range with all their watts; in part if one meets it."""
+    low, high = claim.bounds()
     high = max(high, 1e9) if claim.value.endswith("+") else high
     runs = {"25,000 H100 for 100 days": "gpt4-class", "the hours of Llama 3.1 405B": "llama31-405b"}
     ends = {name: _ends(results, f"frontier/{key}") for name, key in runs.items()}
-    inside = [low <= a and b <= high for a, b in ends.values()]
-    meets = [b >= low and a <= high for a, b in ends.values()]
-    text = "; ".join(f"{name} take {a:.0f} to {b:.0f} GWh" for name, (a, b) in ends.items())
-    return Finding(verdict_for(all(inside), any(meets)), text, GUARDED, "medium", "hours * W")
+    checks = [compare(f"GWh of {name}", end, low, high) for name, pair in ends.items() for end in pair]
+    text = " and ".join(f"{name} take {a:.0f} to {b:.0f} GWh" for name, (a, b) in ends.items())
+    text = text[0].upper() + text[1:] + ", by node power metered on other systems."
+    return found(claim, checks, text, "Metered totals of frontier runs.", "medium", "hours * W")
 
 
 def industry_carbon(claim: Claim, results: Results) -> Finding:
-    """One cluster of 100,000 GPUs makes half of a million tonnes a year; in part a tenth: an order of magnitude."""
+    """Two million tonnes or more from the clusters that are known; one of 100,000 GPUs counts in part from a tenth of
+    that on."""
     cluster, megawatts = results(CHAPTER, "carbon/cluster"), results(CHAPTER, "carbon/mw-for-a-megatonne")
-    text = (
-        f"plausible as an order: a million tonnes a year on the world's mean grid is {megawatts:.0f} MW all year, and "
-        f"one cluster of 100,000 H100 emits {cluster:.2f} million; what the industry trains was metered by nobody"
+    checks = (
+        compare("million tonnes of one cluster of 100,000 H100", cluster, 2.0),
+        in_part(compare("the same, as an order of magnitude", cluster, 0.2)),
     )
-    verdict = verdict_for(cluster >= 0.5, cluster >= 0.1)
-    return Finding(verdict, text, "Totals of the industry.", "low", "MW * 8760 h * kg/kWh")
+    text = (
+        f"As an order: one cluster of 100,000 H100 emits {cluster:.2f} million tonnes a year on the world's mean grid, "
+        f"and a million is {megawatts:.0f} MW all year. What the industry trains was metered by nobody."
+    )
+    return found(claim, checks, text, "Totals of what the industry trains.", "low", "MW * 8760 h * kg/kWh")
 
 
 RULES: dict[str, Rule] = {

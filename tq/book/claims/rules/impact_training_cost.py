@@ -2,127 +2,93 @@
 
 from __future__ import annotations
 
-from tq.book.claims.ledger import Claim, Finding, Results, Rule, verdict_for
+from tq.book.claims.ledger import Claim, Finding, Results, Rule, found
+from tq.book.claims.words import compare, in_part
 
-CHAPTER = "impact-training-cost"
-BASES = ("bf16", "fp32")
-TIMED = "A timed run on such a network with a codec of that speed."
-Interval = tuple[float, float, float]
-
-
-def _three(results: Results, key: str) -> Interval:
-    low, mid, high = (results(CHAPTER, f"{key}/{end}") for end in ("low", "mid", "high"))
-    return low, mid, high
-
-
-def _percent(i: Interval) -> str:
-    return f"{i[1]:.1%} ({i[0]:.1%} to {i[2]:.1%})"
-
-
-def _saving(results: Results, low: float) -> tuple[bool, bool, str]:
-    """(on the priced network, on any, text): whether the median saving with a fast codec reaches `low`."""
-    found = {(g, b): _three(results, f"saving/predicted/{g}g/{b}/fast-codec") for g in (400, 100, 25) for b in BASES}
-    holds = [where for where, i in found.items() if i[1] >= low]
-    text = "reached on " + " and ".join(f"{g} Gbit/s a GPU against {b}" for g, b in holds) if holds else "not reached"
-    text += "; a 70B run with a fast codec saves in the median "
-    text += ", ".join(f"{_percent(i)} on {g} against {b}" for (g, b), i in found.items())
-    needed = results(CHAPTER, "needed-share/claimed/low"), results(CHAPTER, "needed-share/claimed/high")
-    text += f". 27 and 56 % need data-parallel shares of {needed[0]:.0%} and {needed[1]:.0%} at 8x without overhead"
-    return (400, "bf16") in holds, bool(holds), text
+CHAPTER, NETWORKS = "impact-training-cost", "impact-communication"
+SURE, UNLIKELY = 0.8, 0.2  # probability from which on a sum is reached, and down to which it is not
+MODEL = "1 - (1 - f) k - f / r"
 
 
 def share_saved(claim: Claim, results: Results) -> Finding:
-    """The median saving reaches the claimed range on the network of the priced GPUs, against bf16; in part on a
-    slower one or against fp32."""
-    low = claim.ends()[0] / 100
-    priced, elsewhere, text = _saving(results, low)
-    return Finding(verdict_for(priced, elsewhere), text, TIMED, "medium", "1 - (1 - f) k - f / r")
-
-
-def _dollars(results: Results, run: str, low: float) -> tuple[bool, bool, str]:
-    """(median reaches the sum on the priced network, 80 % interval on 100 Gbit/s against fp32 does, text)."""
-    priced, hundred = _three(results, f"saved/{run}/400g/bf16"), _three(results, f"saved/{run}/100g/fp32")
+    """With a fast codec a 70B run on the network of rented H100 costs less by the claimed share than today's run there,
+    with a probability of .8; in part with .2 or more, against bf16 or fp32."""
+    chance = {base: results(CHAPTER, f"saving/predicted/400g/{base}/fast-codec/reaches") for base in ("bf16", "fp32")}
+    median = results(CHAPTER, "saving/predicted/400g/bf16/fast-codec/mid")
+    slower = results(NETWORKS, "relative/70b/coded-100g") - 1
+    checks = (
+        compare("probability that 27 % are saved against bf16", chance["bf16"], SURE),
+        in_part(compare("the same", chance["bf16"], UNLIKELY)),
+        in_part(compare("against fp32", chance["fp32"], UNLIKELY)),
+    )
     text = (
-        f"a fast codec saves {priced[1] / 1e3:,.0f} thousand dollars on 400 Gbit/s a GPU against bf16 and "
-        f"{hundred[1] / 1e3:,.0f} ({hundred[0] / 1e3:,.0f} to {hundred[2] / 1e3:,.0f}) on 100 against fp32"
+        f"On the network that rented H100 have a fast codec saves {median:.1%} of a 70B run in the median, and 27 % "
+        "with a "
+        f"probability of {chance['bf16']:.0%}. Coded on 100 Gbit/s the run takes {slower:.0%} longer. By a model."
     )
-    return priced[1] >= low, hundred[2] >= low, text
+    return found(claim, checks, text, "A timed 70B step with and without codes on 400 Gbit/s.", "medium", MODEL)
 
 
-def dollars_saved(claim: Claim, results: Results) -> Finding:
-    """The median reaches the sum on the priced network; in part if the interval on 100 Gbit/s against fp32 does."""
-    low, _ = claim.ends()
-    priced, hundred, text = _dollars(results, "70b", low)
-    claimed = (
-        f"the sums are 27 and 56 % of ${results(CHAPTER, 'claimed/base'):,.0f}, a run too short for 70B; one of "
-        f"twenty tokens a parameter costs {results(CHAPTER, 'cost/70b/mid'):.1f} million. There "
-    )
-    text = claimed + text
-    return Finding(verdict_for(priced, hundred), text, TIMED, "low", "27 % and 56 % of 256 * 3 * 168 * 6.88")
-
-
-def fifth_of_the_table(claim: Claim, results: Results) -> Finding:
-    """Both ends as the claimed share of the table's costs, and reached as in `dollars_saved`; in part one of these."""
-    low, _ = claim.ends()
-    shares = results(CHAPTER, "claimed/share-of-table/low"), results(CHAPTER, "claimed/share-of-table/high")
-    consistent = abs(shares[0] - 0.2) <= 0.02 and abs(shares[1] - 0.4) <= 0.02
-    priced, hundred, text = _dollars(results, "70b", low)
-    text = f"its ends are {shares[0]:.0%} and {shares[1]:.0%} of the ends of its table, not 20 and 40 %; {text}"
-    return Finding(verdict_for(consistent and priced, consistent or hundred), text, TIMED, "low")
-
-
-def both(claim: Claim, results: Results) -> Finding:
-    """The dollars and the percentage; in part one of them, or both in part."""
-    priced, elsewhere, text = _saving(results, 0.27)
-    usd_priced, usd_hundred, dollars = _dollars(results, "70b", claim.ends()[0])
-    verdict = verdict_for(priced and usd_priced, priced or elsewhere or usd_priced or usd_hundred)
-    return Finding(verdict, f"{text}; {dollars}", TIMED, "low")
-
-
-def large_model(claim: Claim, results: Results) -> Finding:
-    """175B: the sum is reached on the priced network by the run of GPT-3's tokens; in part by a longer one on 100
-    Gbit/s. The eight millions of infrastructure are another claim."""
-    low = 1.2e6
-    short, _, _ = _dollars(results, "175b-gpt-3", low)
-    _, long, text = _dollars(results, "175b-20", low)
-    cost = results(CHAPTER, "cost/175b-gpt-3/mid")
+def fifth_saved(claim: Claim, results: Results) -> Finding:
+    """With a fast codec the median saving of a 70B run on the network of rented H100 reaches the low end; in part the
+    upper end of its 80 % interval does."""
+    key = "saving/predicted/400g/bf16/fast-codec"
+    low, mid, high = (results(CHAPTER, f"{key}/{end}") for end in ("low", "mid", "high"))
+    least = claim.bounds()[0] / 100
+    checks = (compare("median saving", mid, least), in_part(compare("that of one in ten", high, least)))
     text = (
-        f"on GPT-3's tokens such a run costs {cost:.1f} million in all; on twenty a parameter {text}. The "
-        "infrastructure is S0-016"
+        f"On the network that rented H100 have a fast codec saves {mid:.1%} ({low:.1%} to {high:.1%}) of a 70B run. "
+        "Its "
+        "table's own ends differ by 20 % at both. By a model."
     )
-    return Finding(verdict_for(short, long), text, TIMED, "low")
+    return found(claim, checks, text, "A fifth of a 70B run that waits for its gradients.", "medium", MODEL)
+
+
+def _dollars(run: str, change: str) -> Rule:
+    def rule(claim: Claim, results: Results) -> Finding:
+        """A fast codec saves the claimed sum on the network of rented H100 against bf16 with a probability of .8; in
+        part with .2 or more, there or on 100 Gbit/s against fp32."""
+        priced = results(CHAPTER, f"saved/{run}/400g/bf16/as-claimed")
+        mid = results(CHAPTER, f"saved/{run}/400g/bf16/mid")
+        slow, slow_mid = (results(CHAPTER, f"saved/{run}/100g/fp32/{what}") for what in ("as-claimed", "mid"))
+        cost = results(CHAPTER, f"cost/{run}/mid")
+        checks = (
+            compare("probability of the sum on 400 Gbit/s against bf16", priced, SURE),
+            in_part(compare("the same", priced, UNLIKELY)),
+            in_part(compare("on 100 Gbit/s against fp32", slow, UNLIKELY)),
+        )
+        saves = f"saves ${mid / 1e3:,.0f}K" if mid > 0 else f"costs ${-mid / 1e3:,.0f}K"
+        slow_saves = f"saves ${slow_mid / 1e3:,.0f}K" if slow_mid > 0 else f"costs ${-slow_mid / 1e3:,.0f}K"
+        text = (
+            f"On 400 Gbit/s a fast codec {saves} of a run of {cost:.1f} million dollars in the median, on 100 Gbit/s "
+            f"against fp32 it {slow_saves}: the sum is reached with a probability of {priced:.0%} and {slow:.0%}."
+        )
+        return found(claim, checks, text, change, "medium", "share saved * cost of the run")
+
+    return rule
 
 
 def strategy(claim: Claim, results: Results) -> Finding:
-    """A factor of three between two layouts of one run on the network that its GPUs come with; in part on a slower."""
+    """A factor of three or more between two layouts of one run on the network that its GPUs come with; in part on a
+    slower."""
     fast, slow = results(CHAPTER, "layout-factor/ib-ndr"), results(CHAPTER, "layout-factor/eth-100g")
-    text = (
-        f"tensor parallelism across nodes makes a 70B step {fast:.2f} times as long on 400 Gbit/s a GPU and {slow:.2f} "
-        "times on 100; nobody would train so for long"
+    least = claim.bounds()[0]
+    checks = (
+        compare("times as long by the worse layout, on 400 Gbit/s", fast, least),
+        in_part(compare("on 100 Gbit/s", slow, least)),
     )
-    return Finding(verdict_for(fast >= 3, slow >= 3), text, "Two published runs that differ so.", "medium")
-
-
-def elastic(claim: Claim, results: Results) -> Finding:
-    """Discounts of spot offers within the range, to two points; in part if the ranges meet."""
-    low, high = (end / 100 for end in claim.ends())
-    found = results(CHAPTER, "spot-discount/low"), results(CHAPTER, "spot-discount/high")
-    inside = low - 0.02 <= found[0] and found[1] <= high + 0.02
     text = (
-        f"spot is {found[0]:.0%} to {found[1]:.0%} below on-demand over {results(CHAPTER, 'spot-discount/offers'):.0f} "
-        "pairs of offers of the snapshot; what interruptions cost is not in it"
+        f"Tensor parallelism across nodes makes a 70B step {fast:.2f} times as long on 400 Gbit/s a GPU and {slow:.2f} "
+        "times on 100. Nobody would train so for long, and whose strategy it was is not known."
     )
-    meets = found[0] <= high and low <= found[1]
-    return Finding(verdict_for(inside, meets), text, "A run on such offers, with its interruptions.", "low")
+    return found(claim, checks, text, "Two published runs of one model that differ so.", "medium")
 
 
 RULES: dict[str, Rule] = {
     "S0-007": share_saved,
-    "S0-008": dollars_saved,
-    "S0-018": fifth_of_the_table,
-    "S0-019": share_saved,
-    "S0-043": both,
-    "S0-044": large_model,
+    "S0-008": _dollars("70b", "A 70B run that waits for a third of its time on the network of rented GPUs."),
+    "S0-018": _dollars("70b", "A 70B run that saves both its share and its dollars."),
+    "S0-019": fifth_saved,
+    "S0-044": _dollars("175b-gpt-3", "A 175B run on GPT-3's tokens that costs several times 1.2 million dollars."),
     "S3-009": strategy,
-    "S3-030": elastic,
 }

@@ -3,65 +3,67 @@
 from __future__ import annotations
 
 from tq.book.claims.formulas import STORED, STORED_BF16
-from tq.book.claims.ledger import NOT_REPRODUCED, PARTLY, REPRODUCED, Claim, Finding, Results, Rule
+from tq.book.claims.ledger import Claim, Finding, Results, Rule, found
+from tq.book.claims.words import Check, compare, in_part
 from tq.quant import bounds
-from tq.quant.codec import Codec
 
 CHAPTER, ROTATION = "training-tensors", "rotation-and-codebook"
+FAR = 0.05  # Kolmogorov-Smirnov distance from which on a sample is not Gaussian here
 
 
 def four_bit_momentum(claim: Claim, results: Results) -> Finding:
-    """Four bits carry a momentum if a real one loses no more than a Gaussian does; a tenth is left for noise."""
+    """Four bits carry a momentum if a real one loses at most a tenth more than a Gaussian does; in part twice as
+    much."""
     lost, gaussian = results(CHAPTER, "nmse/momentum/plain"), bounds.unbiased_nmse(4)
-    ratio = lost / gaussian
-    verdict = REPRODUCED if ratio <= 1.1 else PARTLY if ratio <= 2 else NOT_REPRODUCED
-    smallest, largest = STORED_BF16, Codec(bits=4, block=64).bits_per_element
-    return Finding(
-        verdict,
-        f"momenta of a real run lose {lost:.2%} of their energy in the code, Gaussian samples {gaussian:.2%}. "
-        f"With scales it is {smallest:.4g} to {largest:.4g} bits a number, {STORED:.4g} by default. "
-        "What that does to a loss is another claim",
-        "Momenta of a larger or longer trained model that lose more than a Gaussian block does.",
-        "medium",
-        "D / (1 - D) for the 4-bit Lloyd-Max quantizer",
+    checks = (
+        compare("loss over that of a Gaussian", lost / gaussian, most=1.1),
+        in_part(compare("the same", lost / gaussian, most=2.0)),
     )
+    text = (
+        f"Momenta of a real run lose {lost:.2%} of their energy in four bits, as Gaussian samples do ({gaussian:.2%}). "
+        f"Scales make it {STORED_BF16:.4g} to {STORED:.4g} bits a number. What that does to a loss is another claim."
+    )
+    change = "Momenta of a larger model that lose more than a Gaussian block does."
+    return found(claim, checks, text, change, "medium", "D / (1 - D) for the 4-bit Lloyd-Max quantizer")
 
 
 def gaussian_after_rotation(claim: Claim, results: Results) -> Finding:
-    """Two statements: real tensors become Gaussian (KS distance below .05, and below what it was), for every block; and
-    the sphere's Beta law does not serve (its codebook and the Gaussian one differ by more than a per cent)."""
+    """Real tensors are nearer to a Gaussian than .05 after a rotation, and nearer than before; so is every block, and
+    the sphere's Beta law does not serve: its codebook costs a per cent or more."""
     kinds = {"gradient": "gradients", "momentum": "momenta", "activation": "activations"}
-    before, after = ({k: results(CHAPTER, f"shape/{k}/ks-{when}") for k in kinds} for when in ("before", "after"))
-    good = [kind for kind in kinds if after[kind] < 0.05 and after[kind] < before[kind]]
+    after = {k: results(CHAPTER, f"shape/{k}/ks-after") for k in kinds}
+    before = {k: results(CHAPTER, f"shape/{k}/ks-before") for k in kinds}
     spike, penalty = results(ROTATION, "ks/spike/1-round"), results(ROTATION, "mismatch-penalty")
-    every_block, beta_fails = spike < 0.05, penalty > 0.01
-    text = "mean distance to a Gaussian, before and after one round: "
-    text += ", ".join(f"{name} {before[kind]:.3f} to {after[kind]:.3f}" for kind, name in kinds.items())
-    if good:
-        text = f"holds in the mean for {', '.join(kinds[kind] for kind in good)} ({text})"
-    text += "" if every_block else f"; not for every block: a lone spike keeps {spike:.3f}"
-    text += f"; as to the Beta law, at 128 elements exchanging its codebook for the Gaussian one costs {penalty:.2%}"
-    whole = len(good) == len(kinds) and every_block and beta_fails
-    verdict = REPRODUCED if whole else PARTLY if good else NOT_REPRODUCED
-    change = "A kind of tensor that stays farther than 0.05 away, or blocks so short that the Beta law differs."
-    return Finding(verdict, text, change, "medium", "KS distance < 0.05")
+    checks = [
+        Check(f"distance of {kinds[k]} {before[k]:.3f} to {after[k]:.3f}, needed below {FAR}",
+              after[k] < FAR and after[k] < before[k]) for k in kinds
+    ]  # fmt: skip
+    checks += [compare("distance of a lone spike", spike, most=FAR), compare("cost of Beta's codebook", penalty, 0.01)]
+    text = (
+        f"In the mean gradients, momenta and activations lie {min(after.values()):.3f} to {max(after.values()):.3f} "
+        "from a "
+        f"Gaussian after one round. Not every block does, a lone spike keeps {spike:.3f}, and the Beta codebook costs "
+        f"only {penalty:.2%}."
+    )
+    change = "A kind of tensor that stays farther away, or blocks so short that the Beta law differs."
+    return found(claim, checks, text, change, "medium", "KS distance < 0.05")
 
 
 def error_against_uniform(claim: Claim, results: Results) -> Finding:
-    """The reduction on heavy-tailed tensors, against a uniform grid with one scale a tensor and with one a block. It
-    agrees where it reaches the claimed share or misses it by five points at most."""
-    claimed = claim.number() / 100
+    """On heavy-tailed tensors the error falls by the claimed share or more against a uniform grid with one scale a
+    tensor, and with one a block: the report does not say which."""
+    least = claim.bounds()[0] / 100
     entries = {each: results.entry(CHAPTER, f"reduction-against-uniform/per-{each}") for each in ("tensor", "block")}
-    shown = {each: f"with one scale a {each} ({entry['value']:.0%})" for each, entry in entries.items()}
-    yes = [shown[each] for each, entry in entries.items() if entry["value"] >= claimed - 0.05]
-    no = [shown[each] for each in entries if shown[each] not in yes]
+    checks = [compare(f"reduction, one scale a {each}", entry["value"], least) for each, entry in entries.items()]
     count = min(entry["n"] for entry in entries.values())
-    verdict = PARTLY if yes and no else REPRODUCED if yes else NOT_REPRODUCED
-    text = f"holds against a uniform grid {' and '.join(yes)}" if yes else "the reduction is smaller"
-    text += ("; not " if yes else " ") + " or ".join(no) if no else ""
-    text += f". Median over {count} heavy-tailed tensor{'s' if count != 1 else ''}"
-    confidence = "medium" if count >= 20 else "low"
-    return Finding(verdict, text, "Heavy-tailed tensors of another model, or another uniform grid.", confidence)
+    tensor, block = (entries[each]["value"] for each in ("tensor", "block"))
+    text = (
+        f"Against a uniform grid with one scale a tensor the error falls by {tensor:.0%}, with one a block by "
+        f"{block:.0%}: "
+        f"medians over {count} heavy-tailed tensors of a run."
+    )
+    change = "The uniform grid that the report compared with."
+    return found(claim, checks, text, change, "medium" if count >= 20 else "low")
 
 
 RULES: dict[str, Rule] = {"S0-012": four_bit_momentum, "T-001": gaussian_after_rotation, "T-002": error_against_uniform}

@@ -27,8 +27,8 @@ def share_saved(claim: Claim, results: Results) -> Finding:
     )
     text = (
         f"On the network that rented H100 have a fast codec {_saves(median)} of a 70B run in the median; 27 % are "
-        f"saved with a probability of {chance['bf16']:.0%}. Coded on 100 Gbit/s the run takes {slower:.0%} longer. By a "
-        "model."
+        f"saved with a probability of {chance['bf16']:.0%}. Coded on 100 Gbit/s the run takes {slower:.0%} longer. By "
+        "a model."
     )
     return found(claim, checks, text, "A timed 70B step with and without codes on 400 Gbit/s.", "medium", MODEL)
 

@@ -9,7 +9,6 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from html import escape
-from urllib.parse import quote_plus
 
 from tq.book.claims import judge, ledger
 from tq.book.record import results
@@ -68,7 +67,7 @@ def counts(of: Book, uri: str | None) -> str:
             if not count:
                 continue
             text = f"<b>{count}</b> {badge(verdict)}"
-            target = f"#seed={seed}&amp;verdict={quote_plus(verdict)}"
+            target = f"#verdict-{seed}-{verdict.replace(' ', '-')}"
             anchor = f'<a href="{escape(uri)}{target}">{text}</a>' if uri is not None else text
             items.append(f"<li>{anchor}</li>")
         whole = f"{title}: {sum(number.values())} claims"

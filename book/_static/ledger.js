@@ -42,10 +42,10 @@
     var hash = location.hash.slice(1);
     var target = hash && document.getElementById(hash);
     if (target && rows.indexOf(target) < 0) return; /* a heading of the page: the filters stay */
-    /* Links from other pages read #verdict-not-yet: the theme takes the hash of every link for a CSS selector. */
-    var link = /^verdict-([a-z-]+)$/.exec(hash);
+    /* Links from other pages read #verdict-0-not-yet: the theme takes the hash of every link for a CSS selector. */
+    var link = /^verdict-([0-9T])-([a-z-]+)$/.exec(hash);
     if (hash && !target && !link && hash.indexOf("=") < 0) return;
-    var params = new URLSearchParams(target ? "" : link ? { verdict: link[1].replace(/-/g, " ") } : hash);
+    var params = new URLSearchParams(target ? "" : link ? { seed: link[1], verdict: link[2].replace(/-/g, " ") } : hash);
     fields.forEach(function (name) {
       form.elements[name].value = params.get(name) || "";
       if (form.elements[name].selectedIndex === -1) form.elements[name].value = ""; /* no such choice */

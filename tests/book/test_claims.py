@@ -183,7 +183,8 @@ def test_every_decided_row_shows_its_rule_and_its_comparisons() -> None:
     for v in judge.verdicts():
         if v.verdict in ledger.DECIDED:
             assert v.rule and v.checks and v.basis and v.confidence, v.id
-            assert v.verdict == vote(ledger.claim(v.same_as or v.id).quantifier, v.checks) or v.basis == ledger.PRINTED
+            if (v.same_as or v.id) in rules.every():
+                assert v.verdict == vote(ledger.claim(v.same_as or v.id).quantifier, v.checks), v.id
 
 
 def test_what_says_the_same_has_one_verdict_and_counts_once() -> None:
@@ -253,7 +254,7 @@ def test_conditions_and_reasons_hold_no_first_guess(root: Path) -> None:
     recorded(root)
     for v in judge.verdicts():
         guess = EVERY[v.id]["first_guess"]
-        assert len(guess) < 15 or guess not in f"{v.condition} {v.would_change} {v.evidence}", v
+        assert len(guess) < 12 or guess not in f"{v.condition} {v.would_change} {v.evidence}", v
 
 
 def test_formulas_read_the_claimed_figure_from_the_data(root: Path) -> None:
@@ -436,7 +437,7 @@ def test_the_page_works_without_scripts(tqledger: ModuleType, root: Path) -> Non
     assert re.search(r'<form class="tq-filter"[^>]* hidden>', page), "filters that do nothing must not show"
     assert page.count("<label>") == 4 and 'aria-live="polite"' in page
     shown = html.unescape(re.sub("<[^>]+>", " ", page))
-    guesses = {row["first_guess"] for row in RAW if len(row["first_guess"]) >= 15}
+    guesses = {row["first_guess"] for row in RAW if len(row["first_guess"]) >= 12}
     assert [guess for guess in guesses if guess in shown] == []
     for v in judge.verdicts():
         assert v.condition in shown

@@ -72,6 +72,13 @@ class Formula:
         """Share that a reading may be off by."""
         return max(claim.within()) if self.within is None else self.within
 
+    def bounds(self, claim: Claim) -> tuple[float, float]:
+        """The ends of what is claimed, each wider by its tolerance; a bound has no other end."""
+        ends = _numbers(self.figure(claim))
+        below, above = claim.within() if self.within is None else (self.within, self.within)
+        least = -math.inf if claim.quantifier == words.AT_MOST else ends[0] * (1 - below)
+        return least, math.inf if claim.quantifier == words.AT_LEAST else ends[-1] * (1 + above)
+
     def rule(self, claim: Claim) -> str:
         """The rule in words, with its tolerance."""
         bound = {words.AT_LEAST: "at least ", words.AT_MOST: "at most "}.get(claim.quantifier, "")
@@ -124,11 +131,7 @@ class RangeFormula(Formula):
 
     def agrees(self, value: Figure, claim: Claim) -> bool:
         """Whether a reading of this value, or range, lies in the claimed one."""
-        low, high = _numbers(self.figure(claim))
-        below, above = claim.within() if self.within is None else (self.within, self.within)
-        least = -math.inf if claim.quantifier == words.AT_MOST else low * (1 - below)
-        most = math.inf if claim.quantifier == words.AT_LEAST else high * (1 + above)
-        ends = _numbers(value)
+        (least, most), ends = self.bounds(claim), _numbers(value)
         if claim.quantifier == words.EXISTS:
             return ends[0] <= most and least <= ends[-1]
         return all(least <= end <= most for end in ends)
@@ -152,10 +155,7 @@ class Free(Formula):
 
     def holds(self, parameter: float, claim: Claim) -> bool:
         """Whether the claim holds at this value of the parameter."""
-        low, high = _numbers(self.figure(claim))[0], _numbers(self.figure(claim))[-1]
-        below, above = claim.within() if self.within is None else (self.within, self.within)
-        least = -math.inf if claim.quantifier == words.AT_MOST else low * (1 - below)
-        most = math.inf if claim.quantifier == words.AT_LEAST else high * (1 + above)
+        least, most = self.bounds(claim)
         return least <= self.of(parameter) <= most
 
     def where(self, claim: Claim) -> tuple[float, float] | None:

@@ -40,8 +40,7 @@ from tq.book.claims.tolerance import NUMBER
 
 def _undecided(claim: Claim) -> Finding:
     """Without a rule: a note, not checkable in principle, decided by a source, or waiting for a chapter, or for a run
-    on a
-    GPU of one that exists."""
+    on a GPU of one that exists."""
     if claim.note:
         return Finding(NOTE, claim.note, "A sentence of the document that says so.")
     if claim.not_checkable_because:

@@ -1,7 +1,8 @@
 """How near a figure has to come to one that is claimed: one table, by how a document writes its number.
 
-It was fixed before any claim was judged by it. A document that writes "8x" says less than one that writes "7.53x", and
-one that writes "about 8x" less still; so each is held to what it says, and no rule chooses a tolerance of its own.
+A document that writes "8x" says less than one that writes "7.53x", and one that writes "about 8x" less still; so each
+is held to what it says. The shares came with the order to rewrite the rules, when results were known. A rule has a
+tolerance of its own only where it compares with something else than the figure of the table, and shows it.
 """
 
 from __future__ import annotations

@@ -436,7 +436,8 @@ def test_the_page_works_without_scripts(tqledger: ModuleType, root: Path) -> Non
     assert not re.search(r"<(?:tr|td|th|table|tbody)[^>]* hidden", page), "a row that only a script could show"
     assert re.search(r'<form class="tq-filter"[^>]* hidden>', page), "filters that do nothing must not show"
     assert page.count("<label>") == 4 and 'aria-live="polite"' in page
-    shown = html.unescape(re.sub("<[^>]+>", " ", page))
+    own = re.sub(r"<q [^>]*>.*?</q>", "", page)  # without the documents' words, in which one guess stands
+    shown = html.unescape(re.sub("<[^>]+>", " ", own))
     guesses = {row["first_guess"] for row in RAW if len(row["first_guess"]) >= 12}
     assert [guess for guess in guesses if guess in shown] == []
     for v in judge.verdicts():

@@ -103,7 +103,8 @@ def test_a_failing_task_keeps_what_is_done_and_cancels_the_rest(
         tasks.outcomes(quick, [first, second, third, *later], folder, jobs=2)
     kept = [path.is_file() for path in tasks.files(quick, [second, third], folder, "cpu")]
     assert kept == [True, True]
-    assert len(list(tmp_path.glob("later-*"))) <= 3  # those that the pool had handed out before
+    at_work, handed_out = 2, 2 + 1  # a pool holds one task more than it has workers ready for them
+    assert len(list(tmp_path.glob("later-*"))) <= at_work + handed_out  # all others never began
     assert not list(folder.glob("*.running"))
 
 

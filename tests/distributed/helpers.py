@@ -40,7 +40,10 @@ def _rank(
     os.environ.clear()
     os.environ.update(environment)  # as it is now, not when the server started
     store = dist.FileStore(f"{folder}/store", ranks)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=timeout_s))
+    timeout = timedelta(seconds=timeout_s)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timeout)
+    store.set(f"connected/{rank}", "")  # a function that ends its rank at once must not cut others that still connect
+    store.wait([f"connected/{other}" for other in range(ranks)], timeout)
     try:
         found = {"value": function(rank, ranks, *arguments)}
     except Exception as error:

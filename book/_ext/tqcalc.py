@@ -2,6 +2,7 @@
 
     ```{calculator} savings    a form and a table: savings, memory or codec
     ```{calculator} prices     the table of list prices
+    ```{calculator} job        the reference job with its sources
 
 The script and its style are loaded on pages that have one. Without the script the tables remain.
 """
@@ -27,7 +28,8 @@ class Calculator(SphinxDirective):
     def run(self) -> list[nodes.Node]:
         rules = Path(calculators.__file__)
         root = paths.root()
-        watched = [rules, root / "tq/economics/calculator.py", root / "data/prices.csv"]
+        models = [root / f"tq/economics/{name}.py" for name in ("calculator", "savings", "scenarios", "fields")]
+        watched = [rules, *models, root / "data/prices.csv", root / "data/reference_job.csv"]
         for path in watched:
             self.env.note_dependency(str(path))
         try:

@@ -1,4 +1,4 @@
-/* The calculators of the page: the closed forms of tq/economics/calculator.py, and the forms that show them.
+/* The calculators of the page: the closed forms of tq/economics/savings.py and calculator.py, and their forms.
    What the fields are and how results are written comes from the page (JSON). The state lives in the URL's hash. */
 (function () {
   "use strict";
@@ -6,37 +6,77 @@
 
   function stored(x) { return x.bits + x.scale_bits / x.block; }
 
+  /* Seconds of a step with and without codes, for one draw of the uncertain inputs (`_times` in savings.py). */
+  function step(x, drawn) {
+    var replicas = x.gpus / x.gpus_per_replica, numbers = x.parameters_b * 1e9 / x.gpus_per_replica;
+    var local = Math.max(1, Math.floor(8 / x.gpus_per_replica)), nodes = Math.max(replicas / local, 1);
+    var part = (nodes - 1) / nodes * numbers / local / 8, code = stored(x), rate = x.link_gbit * drawn.reach * GBIT;
+    var compute = 6 * x.parameters_b * 1e9 * x.batch_m * 1e6 / (x.gpus * drawn.tflops * 1e12);
+    var hidden = drawn.overlap * compute, passes = replicas <= 1 ? 0 : x.zero ? 2 : 3 + 1 / replicas;
+    var exchange = part * (x.base_bits + (x.zero ? 16 : x.base_bits)) / rate;
+    var codedExchange = part * (code + (x.zero ? 16 : code)) / rate;
+    var exposed = Math.max(exchange - hidden, 0), codedExposed = Math.max(codedExchange - hidden, 0);
+    var codec = passes * numbers / (drawn.codec_g * 1e9);
+    return { compute: compute, exchange: exchange, codedExchange: codedExchange, exposed: exposed,
+      codedExposed: codedExposed, codec: codec, hidden: hidden, wire: part * (x.base_bits + (x.zero ? 16 : x.base_bits)),
+      smaller: (x.base_bits + (x.zero ? 16 : x.base_bits)) / (code + (x.zero ? 16 : code)),
+      plain: compute + exposed, coded: compute + codec + codedExposed };
+  }
+
+  var UNCERTAIN = ["tflops", "reach", "overlap", "codec_g"], SAMPLES = 1000, root = 2;
+  for (var turn = 0; turn < 60; turn++) root = Math.pow(1 + root, 1 / (UNCERTAIN.length + 1));
+
+  /* The same evenly spread draws as in Python: half below the expected value, half above. */
+  function sampled(x) {
+    var found = [];
+    for (var i = 1; i <= SAMPLES; i++) {
+      var drawn = {};
+      UNCERTAIN.forEach(function (name, j) {
+        var u = (0.5 + i * Math.pow(root, -(j + 1))) % 1, low = x[name + "_low"], mid = x[name], high = x[name + "_high"];
+        drawn[name] = u < 0.5 ? low + (mid - low) * 2 * u : mid + (high - mid) * (2 * u - 1);
+      });
+      found.push(step(x, drawn));
+    }
+    return found;
+  }
+
+  function quantiles(values, shares) {
+    var sorted = values.slice().sort(function (a, b) { return a - b; });
+    return shares.map(function (q) {
+      var at = q * (sorted.length - 1), low = Math.floor(at), next = Math.min(low + 1, sorted.length - 1);
+      return sorted[low] + (at - low) * (sorted[next] - sorted[low]);
+    });
+  }
+
+  function saving(one) { return 1 - one.coded / one.plain; }
+
   function savings(x) {
     var ratio = x.base_bits / stored(x);
-    if (x.gpus_per_replica > x.gpus) throw new Error("GPUs a replica must be at most all GPUs");
+    if (x.gpus_per_replica > x.gpus) throw new Error("GPUs per replica must be at most all GPUs");
     if (ratio <= 1) throw new Error("bits with scales must be fewer than those of the gradients");
-    var replicas = x.gpus / x.gpus_per_replica;
-    var wire = 2 * (replicas - 1) / replicas * (x.parameters_b * 1e9 / x.gpus_per_replica) * x.base_bits / 8;
-
-    function at(link, speed) {
-      var compute = 6 * x.parameters_b * 1e9 * x.batch_m * 1e6 / (x.gpus * x.tflops * speed * 1e12);
-      var hidden = x.overlap * compute, exchange = wire / (x.link_gbit * link * GBIT);
-      var exposed = Math.max(exchange - hidden, 0), codedExposed = Math.max(exchange / ratio - hidden, 0);
-      return { compute: compute, exchange: exchange, exposed: exposed, codedExposed: codedExposed,
-        plain: compute + exposed, coded: compute * x.overhead + codedExposed };
-    }
-
-    var one = at(1, 1), fast = at(1 + x.uncertainty, 1 - x.uncertainty), slow = at(1 - x.uncertainty, 1 + x.uncertainty);
+    UNCERTAIN.forEach(function (name) {
+      if (!(x[name + "_low"] <= x[name] && x[name] <= x[name + "_high"])) {
+        throw new Error(labels()[name] + " must lie between its low and its high end");
+      }
+    });
+    var one = step(x, x), many = sampled(x), gain = one.exposed - one.codedExposed;
     var steps = x.tokens_b * 1e3 / x.batch_m, usd = x.gpus * x.usd_per_gpu_hour / 3600;
-    var codec = (x.overhead - 1) * one.compute, hidden = x.overlap * one.compute;
-    var when = hidden + codec <= ratio * hidden ? hidden + codec : codec / (1 - 1 / ratio);
-    var limit = wire === 0 ? 0 : wire / GBIT / when;
-    var low = 1 - fast.coded / fast.plain, high = 1 - slow.coded / slow.plain;
+    var ends = quantiles(many.map(saving), [0.1, 0.9]);
+    var sums = quantiles(many.map(function (each) { return each.plain - each.coded; }), [0.1, 0.9]);
+    var chance = many.filter(function (each) { return saving(each) > 0; }).length / SAMPLES;
+    var wait = one.hidden + one.codec;
+    var when = wait <= one.smaller * one.hidden ? wait : one.codec / (1 - 1 / one.smaller);
+    var limit = one.wire === 0 ? 0 : one.wire / GBIT / when / x.reach;
     return {
-      ratio: ratio, compute_s: one.compute, exchange_s: one.exchange, share: one.exposed / one.plain,
-      plain_s: one.plain, coded_s: one.coded, saving: 1 - one.coded / one.plain, saving_low: low, saving_high: high,
+      ratio: ratio, compute_s: one.compute, exchange_s: one.exchange, coded_exchange_s: one.codedExchange,
+      codec_s: one.codec, share: one.exposed / one.plain, plain_s: one.plain, coded_s: one.coded,
+      saving: saving(one), saving_low: ends[0], saving_high: ends[1], chance: chance,
       plain_hours: steps * one.plain / 3600, coded_hours: steps * one.coded / 3600,
       plain_usd: steps * one.plain * usd, coded_usd: steps * one.coded * usd,
       saved_usd: steps * (one.plain - one.coded) * usd,
-      saved_usd_low: steps * (fast.plain - fast.coded) * usd, saved_usd_high: steps * (slow.plain - slow.coded) * usd,
-      breakeven_overhead: (one.plain - one.codedExposed) / one.compute,
-      breakeven_gbit: isFinite(limit) ? limit : null,
-      pays: low > 0 ? 1 : high <= 0 ? -1 : 0
+      saved_usd_low: steps * sums[0] * usd, saved_usd_high: steps * sums[1] * usd,
+      breakeven_gbit: isFinite(limit) ? limit : null, breakeven_codec_g: gain > 0 ? one.codec * x.codec_g / gain : null,
+      pays: chance >= 0.8 ? 1 : chance <= 0.2 ? -1 : 0
     };
   }
 
@@ -106,7 +146,7 @@
   function shown(value, form) {
     if (value === null || value === undefined) return "none";
     if (form === "percent") return (100 * value).toFixed(1).replace("-", "−") + " %";
-    if (form === "pays") return value > 0 ? "yes" : value < 0 ? "no" : "depends on link and speed";
+    if (form === "pays") return value > 0 ? "yes" : value < 0 ? "no" : "uncertain";
     if (form === "usd") return (value < 0 ? "−$" : "$") + Math.round(Math.abs(value)).toLocaleString("en-US");
     if (form === "count") return Math.round(value).toLocaleString("en-US");
     if (form === "fixed") return value.toFixed(2);
@@ -121,6 +161,59 @@
   var source = document.getElementById("tq-calculators");
   if (!source) return;
   var data = JSON.parse(source.textContent);
+
+  function labels() {
+    var found = {};
+    data.fields.savings.forEach(function (field) { found[field.name] = field.label; });
+    return found;
+  }
+
+  /* --- the plot of the savings form: the saving against the link, with the case marked ------------------------ */
+
+  var LINKS = [], WIDE = 640, TALL = 300, LEFT = 48, RIGHT = 12, TOP = 10, BOTTOM = 42, MOST = 0.7, LEAST = -0.3;
+  for (var half = 0; half <= 24; half++) LINKS.push(5 * Math.pow(320, half / 24)); /* 5 to 1,600 Gbit/s */
+
+  function across(gbit) { return LEFT + (WIDE - LEFT - RIGHT) * Math.log(gbit / 5) / Math.log(320); }
+  function up(share) {
+    var inside = Math.min(MOST, Math.max(LEAST, share));
+    return TOP + (TALL - TOP - BOTTOM) * (MOST - inside) / (MOST - LEAST);
+  }
+  function path(points) {
+    return "M" + points.map(function (p) { return p[0].toFixed(1) + "," + p[1].toFixed(1); }).join("L");
+  }
+
+  function plot(x, found) {
+    var low = [], mid = [], high = [], parts = [];
+    LINKS.forEach(function (gbit) {
+      var there = Object.assign({}, x, { link_gbit: gbit }), ends = quantiles(sampled(there).map(saving), [0.1, 0.9]);
+      low.push([across(gbit), up(ends[0])]); high.push([across(gbit), up(ends[1])]);
+      mid.push([across(gbit), up(saving(step(there, there)))]);
+    });
+    parts.push('<rect class="tq-claimed" x="' + LEFT + '" y="' + up(0.56) + '" width="' + (WIDE - LEFT - RIGHT) +
+      '" height="' + (up(0.27) - up(0.56)) + '"></rect>');
+    parts.push('<text x="' + (WIDE - RIGHT - 4) + '" y="' + (up(0.56) + 14) +
+      '" text-anchor="end">claimed: 27 to 56 %</text>');
+    [-0.25, 0, 0.25, 0.5].forEach(function (share) {
+      parts.push('<line class="' + (share ? "tq-grid" : "tq-zero") + '" x1="' + LEFT + '" x2="' + (WIDE - RIGHT) +
+        '" y1="' + up(share) + '" y2="' + up(share) + '"></line><text x="' + (LEFT - 6) + '" y="' + (up(share) + 4) +
+        '" text-anchor="end">' + (100 * share + " %").replace("-", "−") + "</text>");
+    });
+    [10, 25, 100, 400, 1600].forEach(function (gbit) {
+      parts.push('<text x="' + across(gbit) + '" y="' + (TALL - BOTTOM + 18) + '" text-anchor="' +
+        (gbit === 1600 ? "end" : "middle") + '">' + gbit + "</text>");
+    });
+    parts.push('<text x="' + (LEFT + WIDE - RIGHT) / 2 + '" y="' + (TALL - 4) +
+      '" text-anchor="middle">network link per GPU, Gbit/s</text>');
+    parts.push('<path class="tq-band" d="' + path(high.concat(low.slice().reverse())) + 'Z"></path>');
+    parts.push('<path class="tq-line" d="' + path(mid) + '"></path>');
+    var at = Math.min(1600, Math.max(5, x.link_gbit)), right = across(at) > WIDE / 2;
+    parts.push('<circle class="tq-case" cx="' + across(at) + '" cy="' + up(found.saving) + '" r="5"></circle>');
+    parts.push('<text class="tq-case" x="' + (across(at) + (right ? -9 : 9)) + '" y="' + (up(found.saving) - 9) +
+      '" text-anchor="' + (right ? "end" : "start") + '">this case: ' + shown(found.saving, "percent") + "</text>");
+    return '<svg viewBox="0 0 ' + WIDE + " " + TALL + '" role="img" aria-label="Saving against the network link: ' +
+      shown(found.saving, "percent") + " at " + x.link_gbit + ' Gbit/s per GPU; line: at the expected inputs, band: 80 % ' +
+      'of the draws">' + parts.join("") + "</svg>";
+  }
   var forms = Array.prototype.slice.call(document.querySelectorAll("form.tq-calculator"));
 
   function number(text) { return text.trim() === "" ? NaN : Number(text); }
@@ -131,6 +224,17 @@
       found[field.name] = number(form.elements[field.name].value);
     });
     return found;
+  }
+
+  /* A range grows to hold its value: who changes a value need not change the range. */
+  function widen(form) {
+    UNCERTAIN.forEach(function (name) {
+      var input = form.elements[name];
+      if (!input) return;
+      var low = form.elements[name + "_low"], high = form.elements[name + "_high"], value = number(input.value);
+      if (value < number(low.value)) low.value = value;
+      if (value > number(high.value)) high.value = value;
+    });
   }
 
   function update(form) {
@@ -145,6 +249,8 @@
     Array.prototype.forEach.call(form.querySelectorAll("output[data-key]"), function (output) {
       output.textContent = found ? shown(found[output.dataset.key], output.dataset.form) : "–";
     });
+    var figure = form.querySelector(".tq-plot");
+    if (figure) figure.innerHTML = found ? plot(given, found) : "";
   }
 
   /* Only what differs from the opening case stands in the URL: #savings.link_gbit=25&memory.tp=4 */
@@ -172,6 +278,7 @@
         if (input.selectedIndex === -1) input.value = field["default"]; /* no such choice */
       });
       form.elements.link.value = location.href;
+      widen(form);
       update(form);
     });
   }
@@ -183,6 +290,7 @@
       if (preset) Object.keys(preset).forEach(function (key) { form.elements[key].value = preset[key]; });
       if (event.target.name === "link") return;
       if (!preset && form.elements.preset) form.elements.preset.value = "";
+      if (UNCERTAIN.indexOf(event.target.name) >= 0) widen(form);
       update(form);
       remember();
     });

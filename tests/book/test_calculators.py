@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import math
 import random
@@ -14,7 +15,7 @@ from tests.book import helpers as h
 from tests.book.chromium import NARROW, OVERFLOW, Visit, needs_browser
 from tq import Codec
 from tq.book.site import calculators
-from tq.economics import calculator
+from tq.economics import calculator, savings
 from tq.quant.bounds import paper_nmse, unbiased_nmse
 
 STATIC = h.ROOT / "book" / "_static"
@@ -53,6 +54,8 @@ def cases(name: str, count: int) -> list[tuple[dict[str, float], calculator.Resu
         if name == "memory":  # most random shapes do not divide: build some that do
             case["heads"] = case["tp"] * rng.randint(1, 16)
             case["hidden"] = case["heads"] * rng.choice((16, 64, 128))
+        if name == "savings":
+            case = savings.widened(case)
         try:
             found.append((case, calculators.run(name, case)))
         except ValueError:
@@ -126,7 +129,7 @@ def test_a_case_is_typed_with_the_keyboard_and_shared_by_its_address(page_file: 
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.name") == "base_bits"
     page.keyboard.press("ArrowDown")
-    case = calculator.defaults("savings") | {"link_gbit": 25.0, "base_bits": 32.0}
+    case = savings.reference(link_gbit=25.0, base_bits=32.0)
     saving = calculators.shown(calculator.savings(case)["saving"], "percent")
     assert result(page, "savings", "saving") == saving
     assert page.url.endswith("#savings.link_gbit=25&savings.base_bits=32")
@@ -173,6 +176,47 @@ def test_a_model_fills_in_its_fields(page_file: Path, visit: Visit) -> None:
     page.locator('form[data-name="memory"] select[name="preset"]').select_option("gpt3-175b")
     assert page.locator('form[data-name="memory"] input[name="hidden"]').input_value() == "12288"
     assert float(result(page, "memory", "parameters_b")) == pytest.approx(175, rel=0.01)
+
+
+@needs_browser
+@pytest.mark.parametrize("overlap", (0.0, 0.2, 0.5))
+@pytest.mark.parametrize("zero", (0.0, 1.0))
+def test_the_form_gives_python_s_answer_to_the_cent(page_file: Path, visit: Visit, overlap: float, zero: float) -> None:
+    page = visit.open(page_file, f"#savings.overlap={overlap:g}&savings.zero={zero:g}")
+    found = calculator.savings(savings.reference(overlap=overlap, zero=zero))
+    data = "JSON.parse(document.getElementById('tq-calculators').textContent)"
+    code = f"x => window.TQCalculators.calculate({data}, 'savings', x)"
+    answer = page.evaluate(code, savings.reference(overlap=overlap, zero=zero))
+    for key in ("plain_usd", "coded_usd", "saved_usd", "saved_usd_low", "saved_usd_high"):
+        assert round(answer[key], 2) == round(found[key] or 0.0, 2), key
+    assert result(page, "savings", "saving") == calculators.shown(found["saving"], "percent")
+    assert result(page, "savings", "pays") == calculators.shown(found["pays"], "pays")
+
+
+@needs_browser
+def test_a_job_fills_in_every_field_and_the_plot_marks_it(page_file: Path, visit: Visit) -> None:
+    page = visit.open(page_file)
+    form = page.locator('form[data-name="savings"]')
+    for label, case in calculators.presets()["savings"].items():
+        form.locator('select[name="preset"]').select_option(label)
+        saving = calculators.shown(calculator.savings(case)["saving"], "percent")
+        assert result(page, "savings", "saving") == saving, label
+        assert saving in (form.locator("svg text.tq-case").text_content() or "")
+        assert saving in (form.locator("svg").get_attribute("aria-label") or "")
+    assert visit.wrong == []
+
+
+@needs_browser
+def test_a_value_beyond_its_range_widens_it_and_a_range_without_it_is_named(page_file: Path, visit: Visit) -> None:
+    page = visit.open(page_file)
+    form = page.locator('form[data-name="savings"]')
+    form.locator('input[name="overlap"]').fill("0.9")
+    assert form.locator('input[name="overlap_high"]').input_value() == "0.9"
+    assert form.locator("[role=alert]").inner_text() == ""
+    form.locator("summary").click()
+    form.locator('input[name="overlap_high"]').fill("0.5")
+    assert "must lie between its low and its high end" in form.locator("[role=alert]").inner_text()
+    assert form.locator("svg").count() == 0 and result(page, "savings", "saving") == "–"
 
 
 @needs_browser
@@ -224,7 +268,9 @@ def test_the_data_of_the_page_are_json_without_a_closing_tag() -> None:
         assert all(set(model) <= known for model in models.values())
 
 
-def test_prices_of_the_page_and_an_unknown_calculator() -> None:
+def test_prices_and_the_reference_job_of_the_page_and_an_unknown_calculator() -> None:
+    job = calculators.html("job")
+    assert "<form" not in job and all(each.source[:20] in html.unescape(job) for each in savings.job().values())
     assert "h100-80gb" in calculators.html("prices") and "<form" not in calculators.html("prices")
     with pytest.raises(ValueError, match="calculator='tax'"):
         calculators.html("tax")

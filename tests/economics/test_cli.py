@@ -29,11 +29,11 @@ def ask(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
 
 
 def test_savings_are_the_calculator_s(capsys: pytest.CaptureFixture[str]) -> None:
-    found = ask(capsys, "savings", "--link-gbit", "25", "--baseline", "fp32", "--overhead", "1.2")
-    case = calculator.defaults("savings") | {"link_gbit": 25.0, "base_bits": 32.0, "overhead": 1.2}
+    found = ask(capsys, "savings", "--link-gbit", "25", "--baseline", "fp32", "--overlap", ".3")
+    case = calculator.defaults("savings") | {"link_gbit": 25.0, "base_bits": 32.0, "overlap": 0.3}
     expected = calculator.savings(case)
     assert found["case"] == case and found["saving"] == expected["saving"] and found["pays"] == "yes"
-    assert main(["savings", "--link-gbit", "25", "--baseline", "fp32", "--overhead", "1.2"]) == 0
+    assert main(["savings", "--link-gbit", "25", "--baseline", "fp32", "--overlap", ".3"]) == 0
     assert f"{expected['saving']:.1%}" in capsys.readouterr().out
 
 

@@ -107,7 +107,7 @@ def test_compression_saves_only_where_data_parallel_traffic_is_exposed() -> None
         return tc.compression_saving(SHAPE, LAYOUT, slow, gradients, samples=500)
 
     slow, usual = saved(10), saved(400)
-    assert slow.saving.low > usual.saving.high and slow.chance == 1.0
+    assert slow.saving.low > usual.saving.high and slow.chance > 0.98 > 0.9 > usual.chance
     endless = dataclasses.replace(CLUSTER, inter_bytes_per_s=np.inf, intra_bytes_per_s=np.inf)
     never = tc.compression_saving(SHAPE, LAYOUT, endless, gradients, samples=500)
     assert never.saving.high <= 0 and never.chance == 0.0

@@ -8,14 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tq.economics import breakeven, scenarios
+from tq.economics import breakeven, savings, scenarios
 from tq.economics.citations import cited
 from tq.economics.scenarios import FORMS, case, payback_years, relative, step_s
-from tq.economics.uncertainty import monte_carlo, sample
-from tq.systems import hardware
+from tq.systems import Bits, Compression, hardware
 
 SLOWER = ("eth-400g", "eth-200g", "eth-100g", "eth-40g", "eth-25g", "eth-10g")
-FIXED = {"tokens_per_step": 4e6, "tflops": 400.0, "reach": 1.0, "overlap": 0.0}
 
 
 @pytest.mark.parametrize("name", list(scenarios.CASES))
@@ -32,41 +30,35 @@ def test_an_unknown_case_lists_the_known_ones() -> None:
         scenarios.case("13b")
 
 
-def test_step_saving_is_the_algebra_of_shares() -> None:
-    """Without overlap and with a codec that takes no time it is Amdahl's law at the share of that link."""
-    link = np.array([25.0, 100.0, 400.0])
-    for bits in (16, 32):
-        share = breakeven.Step.of(70e9, 4e6, 256, 8, 400, bits).share(link)
-        expected = breakeven.saving(share, breakeven.ratio(base_bits=bits))
-        found = scenarios.step_saving(**FIXED, elements_per_s=np.inf, link_gbit=link, base_bits=bits)
-        assert found == pytest.approx(expected)
+@pytest.mark.parametrize("name", ["7b", "70b", "175b", "405b"])
+@pytest.mark.parametrize(("network", "gbit"), [("ib-ndr", 400.0), ("eth-100g", 100.0), ("eth-25g", 25.0)])
+def test_the_closed_form_is_the_step_model_where_data_parallelism_is_what_crosses(
+    name: str, network: str, gbit: float
+) -> None:
+    """To 3 %; with a pipeline, whose own traffic grows on a slow link, to 10 %. Of the 70B job without codes to .1 %:
+    with codes Megatron-Core leaves a part of the traffic exposed however little there is."""
+    near = 0.1 if case(name).layout.pp > 1 else 0.03
+    case_, fields = scenarios.case(name), scenarios.fields(name)
+    found = savings.savings(savings.reference(**fields, link_gbit=gbit, base_bits=32.0))
+    codec = Compression(gradients=Bits(4), elements_per_s=scenarios.CODEC_PER_S)
+    plain, coded = (float(case_.predict(network, compression=each).iteration_s) for each in (None, codec))
+    assert found["plain_s"] == pytest.approx(plain, rel=near)
+    assert found["coded_s"] == pytest.approx(coded, rel=near)
+    if name == "70b":
+        assert found["plain_s"] == pytest.approx(plain, rel=1e-3)
 
 
-@given(st.floats(1e8, 1e13), st.floats(1.0, 1e4), st.sampled_from([16, 32]))
-def test_a_faster_codec_saves_more_and_an_endless_link_nothing(speed: float, link: float, bits: float) -> None:
-    at = {**FIXED, "base_bits": bits}
-    slow = scenarios.step_saving(**at, elements_per_s=speed, link_gbit=link)
-    fast = scenarios.step_saving(**at, elements_per_s=2 * speed, link_gbit=link)
-    assert fast > slow
-    assert scenarios.step_saving(**at, elements_per_s=speed, link_gbit=np.inf) < 0
+def test_a_case_with_experts_is_refused() -> None:
+    with pytest.raises(ValueError, match="has experts"):
+        scenarios.fields("8x22b-ep8")
 
 
 def test_overhead_counts_every_pass() -> None:
     step = breakeven.Step(compute_s=2.0, numbers=1e9, replicas=4)
-    assert scenarios.codec_s(1e9, 4, 1e9) == pytest.approx(3.25)
+    assert scenarios.codec_s(step, 1e9) == pytest.approx(3.25)
+    assert scenarios.codec_s(breakeven.Step(2.0, 1e9, 4, weight_bits=16), 1e9) == pytest.approx(2.0)
     assert scenarios.overhead(step, 1e9) == pytest.approx(1 + 3.25 / 2)
     assert scenarios.overhead(step, np.inf) == 1
-
-
-def test_inputs_are_those_of_the_function_and_their_speed_is_the_models() -> None:
-    inputs = scenarios.saving_inputs("70b")
-    found = monte_carlo(lambda **x: scenarios.step_saving(**x, link_gbit=100.0), inputs, 500)
-    assert found.values.shape == (500,)
-    speed = sample(inputs, 4001)["tflops"]
-    prediction = scenarios.case("70b").predict()
-    assert np.median(speed) > prediction.model_tflops_per_gpu * 0.9  # the rate without the exchange, by 6 N D
-    low, high = np.quantile(speed, [0.1, 0.9])
-    assert high / low == pytest.approx(prediction.interval[1] / prediction.interval[0], rel=0.01)
 
 
 def test_claimed_saving_knows_three_ratios() -> None:

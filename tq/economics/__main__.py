@@ -22,8 +22,9 @@ from tq.systems.efficiency import generations
 from tq.systems.shape import PRESETS
 
 EXAMPLES = """examples:
-  python -m tq.economics savings --model llama2-70b --gpus 256 --gpus-per-replica 8 --link-gbit 100
-  python -m tq.economics savings --baseline fp32 --overhead 1.2 --link-gbit 25 --json
+  python -m tq.economics savings
+  python -m tq.economics savings --link-gbit 100 --overlap .3
+  python -m tq.economics savings --baseline fp32 --zero 0 --codec-g 50 --link-gbit 25 --json
   python -m tq.economics memory --model llama2-70b --gpu h100-80gb --tp 8 --pp 4 --dp 8 --activation-bits 4
   python -m tq.economics cost --model llama2-70b --gpu h100-80gb --tp 8 --dp 32 --global-batch 1024 --tokens 1.4e12
   python -m tq.economics breakeven --share .04 .2 .55 --link 400 100 25 --overhead 1 1.2 2
@@ -31,8 +32,8 @@ EXAMPLES = """examples:
   python -m tq.economics prices --gpu h100-80gb
   python -m tq.economics prices --check new.csv          then: prices --import new.csv
 
-Every command takes --json. Prices are those of data/prices.csv; the answer names their days, and stale ones come with a
-warning (--max-age-days).
+Every command takes --json. Without options `savings` answers for the reference job of the book. Prices are those of
+data/prices.csv; the answer names their days, and stale ones come with a warning (--max-age-days).
 """
 
 
@@ -132,6 +133,7 @@ def _price_options(command: argparse.ArgumentParser) -> None:
 def _savings_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--model", metavar="NAME", help="its number of parameters replaces --parameters-b")
     command.add_argument("--baseline", choices=("bf16", "fp32"), help="replaces --base-bits")
+    command.add_argument("--exactly", action="store_true", help="no ranges: every input is as given")
     for field in calculator.FIELDS["savings"]:
         what = f"{field.label}{f', {field.unit}' if field.unit else ''}; default: {field.default:g}".replace("%", "%%")
         command.add_argument(f"--{field.name.replace('_', '-')}", type=float, metavar="X", help=what)

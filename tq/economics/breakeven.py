@@ -111,24 +111,32 @@ class Step:
     """A data-parallel step as far as its gradients are concerned. Fields are numbers or arrays that broadcast.
 
     compute_s: what a GPU does besides, seconds · numbers: gradient numbers a GPU exchanges (parameters over the GPUs of
-    a replica) · replicas: ranks of the all-reduce · base_bits: a gradient number on the wire without compression.
+    a replica) · replicas: ranks of the all-reduce · base_bits: a gradient number on the wire without compression ·
+    weight_bits: None, an all-reduce of gradients; a number, ZeRO-1: the all-gather carries weights of so many bits, and
+    compression leaves them as they are · local: ranks that share a node; they reduce among themselves first, which
+    takes no time here, and each carries its part of the numbers between nodes.
     """
 
     compute_s: Any
     numbers: Any
     replicas: Any
     base_bits: Any = 16
+    weight_bits: Any = None
+    local: Any = 1
 
     def __post_init__(self) -> None:
         _positive("compute_s", self.compute_s)
         _positive("numbers", self.numbers)
         _array("replicas", self.replicas, 1.0)
         _positive("base_bits", self.base_bits)
+        if self.weight_bits is not None:
+            _positive("weight_bits", self.weight_bits)
+        _array("local", self.local, 1.0)
 
     @classmethod
     def of(
         cls, parameters: ArrayLike, tokens_per_step: ArrayLike, gpus: ArrayLike, gpus_per_replica: ArrayLike,
-        tflops_per_gpu: ArrayLike, base_bits: ArrayLike = 16,
+        tflops_per_gpu: ArrayLike, base_bits: ArrayLike = 16, weight_bits: ArrayLike | None = None,
     ) -> Step:  # fmt: skip
         """From a model's size: 6 FLOPs a parameter and token at the rate that a GPU reaches without this exchange."""
         parameters, gpus = _positive("parameters", parameters), _array("gpus", gpus, 1.0)
@@ -137,17 +145,29 @@ class Step:
             raise ValueError(f"gpus_per_replica must be at most gpus={gpus}, got {each}")
         flops = 6 * parameters * _positive("tokens_per_step", tokens_per_step)
         compute_s = flops / (gpus * _positive("tflops_per_gpu", tflops_per_gpu) * 1e12)
-        return cls(compute_s, parameters / each, gpus / each, base_bits)
+        return cls(compute_s, parameters / each, gpus / each, base_bits, weight_bits)
 
     @property
     def wire_bytes(self) -> Array:
-        """Bytes a GPU sends in a ring all-reduce: 2 (n - 1) / n of its gradients."""
-        n = np.asarray(self.replicas, float)
-        return 2 * (n - 1) / n * np.asarray(self.numbers, float) * np.asarray(self.base_bits, float) / 8
+        """Bytes a GPU sends between nodes in a step: (n - 1) / n of its part of the gradients and of what comes back,
+        on n nodes."""
+        local, gradient = np.asarray(self.local, float), np.asarray(self.base_bits, float)
+        n = np.maximum(np.asarray(self.replicas, float) / local, 1.0)
+        back = gradient if self.weight_bits is None else np.asarray(self.weight_bits, float)
+        return (n - 1) / n * np.asarray(self.numbers, float) / local * (gradient + back) / 8
+
+    def smaller(self, r: ArrayLike) -> Array:
+        """How many times fewer bytes a step sends where gradients take r times fewer: r in an all-reduce, less where
+        weights come back."""
+        r = _array("r", r, 1.0)
+        if self.weight_bits is None:
+            return r
+        gradient, back = np.asarray(self.base_bits, float), np.asarray(self.weight_bits, float)
+        return (gradient + back) / (gradient / r + back)
 
     def exchange_s(self, link_gbit: ArrayLike, r: ArrayLike = 1.0) -> Array:
         """Seconds on a link of so many Gbit/s a GPU in each direction; inf is a link that takes no time."""
-        return self.wire_bytes / (_positive("link_gbit", link_gbit) * GBIT) / _array("r", r, 1.0)
+        return self.wire_bytes / (_positive("link_gbit", link_gbit) * GBIT) / self.smaller(r)
 
     def share(self, link_gbit: ArrayLike, overlap: ArrayLike = 0.0) -> Array:
         """f: exposed exchange over the step; `overlap` of the compute time can hide it."""
@@ -176,7 +196,7 @@ class Step:
         there is one such rate: the one at which the plain exchange is exposed by exactly codec_s while the coded one is
         hidden, or, slower, at which the difference of the two is codec_s.
         """
-        r, codec_s = _array("r", r, 1.0), _array("codec_s", codec_s, 0.0)
+        r, codec_s = self.smaller(r), _array("codec_s", codec_s, 0.0)
         hidden = _array("overlap", overlap, 0.0, 1.0) * np.asarray(self.compute_s, float)
         plain_s, gain = hidden + codec_s, 1 - 1 / r
         with np.errstate(divide="ignore", invalid="ignore"):

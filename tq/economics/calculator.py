@@ -8,60 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
-from tq.economics.breakeven import GBIT, Step
+from tq.economics import savings as saved
+from tq.economics.fields import BITS, BLOCK, SCALE, Case, Field, Result, read, stored_bits
+from tq.economics.savings import savings
 
-Case = Mapping[str, float]
-Result = dict[str, float | None]
+__all__ = ["FIELDS", "Case", "Field", "Result", "codec", "defaults", "memory", "savings"]
+
 GIB = 2.0**30
 
-
-@dataclass(frozen=True)
-class Field:
-    """One input. choices: {value: words} where only these are accepted; whole: integers only."""
-
-    name: str
-    label: str
-    default: float
-    low: float
-    high: float
-    unit: str = ""
-    whole: bool = False
-    choices: tuple[tuple[float, str], ...] = ()
-
-    def check(self, value: object) -> float:
-        choices = ", ".join(f"{each:g}" for each, _ in self.choices)
-        accepted = f"one of {choices}" if choices else f"{'an int' if self.whole else 'a number'} "
-        accepted += "" if choices else f"from {self.low:g} to {self.high:g}"
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ValueError(f"{self.name} must be {accepted}, got {value!r}")
-        good = self.low <= value <= self.high and (not self.whole or value == math.floor(value))
-        if not good or self.choices and value not in [each for each, _ in self.choices]:
-            raise ValueError(f"{self.name} must be {accepted}, got {value:g}")
-        return float(value)
-
-
-_BITS = Field("bits", "Bits of the codec", 4, 1, 8, "bits", whole=True)
-_BLOCK = Field("block", "Numbers a block", 128, 1, 65536, whole=True)
-_SCALE = Field("scale_bits", "Scale of a block", 32, 16, 32, "bits", choices=((16, "16 bits"), (32, "32 bits")))
-
 FIELDS: dict[str, tuple[Field, ...]] = {
-    "savings": (
-        Field("parameters_b", "Parameters of the model", 70, 1e-3, 1e5, "billion"),
-        Field("tokens_b", "Tokens of the run", 1400, 1e-3, 1e6, "billion"),
-        Field("batch_m", "Tokens a step", 4, 1e-3, 1e4, "million"),
-        Field("gpus", "GPUs", 256, 1, 1e6, whole=True),
-        Field("gpus_per_replica", "GPUs a replica (tensor × pipeline)", 8, 1, 1e6, whole=True),
-        Field("tflops", "Speed of a GPU without the exchange", 400, 1e-2, 1e5, "TFLOP/s"),
-        Field("link_gbit", "Network link a GPU", 100, 1e-3, 1e6, "Gbit/s"),
-        Field("base_bits", "Gradients without compression", 16, 16, 32, "bits", choices=((16, "bf16"), (32, "fp32"))),
-        _BITS, _BLOCK, _SCALE,
-        Field("overhead", "Overhead of the codec on the rest of the step", 1.05, 1, 100, "×"),
-        Field("overlap", "Share of the rest that can hide the exchange", 0, 0, 1, "0 to 1"),
-        Field("usd_per_gpu_hour", "Price", 4, 1e-3, 1e4, "USD an hour and GPU"),
-        Field("uncertainty", "Link and speed, give or take", 0.2, 0, 0.9, "share"),
-    ),
+    "savings": saved.FIELDS,
     "memory": (
         Field("layers", "Layers", 80, 1, 1e4, whole=True),
         Field("hidden", "Hidden width", 8192, 1, 1e6, whole=True),
@@ -71,8 +28,8 @@ FIELDS: dict[str, tuple[Field, ...]] = {
         Field("tp", "Tensor-parallel GPUs", 8, 1, 1e4, whole=True),
         Field("pp", "Pipeline stages", 4, 1, 1e4, whole=True),
         Field("dp", "Data-parallel replicas", 8, 1, 1e6, whole=True),
-        Field("micro_batch", "Sequences a micro-batch", 1, 1, 1e5, whole=True),
-        Field("micro_batches", "Micro-batches a step", 16, 1, 1e6, whole=True),
+        Field("micro_batch", "Sequences per micro-batch", 1, 1, 1e5, whole=True),
+        Field("micro_batches", "Micro-batches per step", 16, 1, 1e6, whole=True),
         Field("zero", "ZeRO stage", 1, 0, 3, choices=((0, "0"), (1, "1"), (2, "2"), (3, "3")), whole=True),
         Field(
             "recompute", "Recomputed in the backward pass", 1, 0, 2, whole=True,
@@ -82,10 +39,10 @@ FIELDS: dict[str, tuple[Field, ...]] = {
         Field("gradient_bytes", "Gradients", 4, 2, 4, "bytes", choices=((2, "16 bits"), (4, "32 bits")), whole=True),
         Field("gpu_gib", "Memory of a GPU", 80, 1, 1e4, "GiB"),
         Field("reserve_gib", "Kept free", 6, 0, 1e4, "GiB"),
-        _BITS, _BLOCK, _SCALE,
+        BITS, BLOCK, SCALE,
         Field("coded", "Share of the kept activations that is coded", 0.9, 0, 1, "0 to 1"),
     ),
-    "codec": (_BITS, _BLOCK, _SCALE, Field("numbers", "Numbers in the tensor", 1e6, 1, 1e15, whole=True)),
+    "codec": (BITS, BLOCK, SCALE, Field("numbers", "Numbers in the tensor", 1e6, 1, 1e15, whole=True)),
 }  # fmt: skip
 
 
@@ -94,82 +51,7 @@ def defaults(calculator: str) -> dict[str, float]:
     return {field.name: field.default for field in FIELDS[calculator]}
 
 
-def _read(calculator: str, case: Case) -> dict[str, float]:
-    fields = {field.name: field for field in FIELDS[calculator]}
-    unknown, missing = set(case) - set(fields), set(fields) - set(case)
-    if unknown or missing:
-        odd = sorted(unknown) or sorted(missing)
-        raise ValueError(
-            f"{'unknown' if unknown else 'missing'}: {', '.join(odd)}; {calculator} takes {', '.join(fields)}"
-        )
-    return {name: field.check(case[name]) for name, field in fields.items()}
-
-
-def _stored_bits(x: Case) -> float:
-    return x["bits"] + x["scale_bits"] / x["block"]
-
-
-# --- 1: what would compression save ---------------------------------------------------------------------------
-
-
-def savings(case: Case) -> Result:
-    """Step time, cost and saving with and without compressed gradients: data-parallel traffic alone, one flat network.
-
-    The interval takes link and speed at both ends of `uncertainty`: the saving grows with exchange over compute, so its
-    ends are (fast link, slow GPUs) and (slow link, fast GPUs). pays: 1 yes, 0 depends on these, -1 no.
-    breakeven_gbit: above this link it does not pay; None, at any link.
-    """
-    x = _read("savings", case)
-    if x["gpus_per_replica"] > x["gpus"]:
-        raise ValueError(f"gpus_per_replica must be at most gpus={x['gpus']:g}, got {x['gpus_per_replica']:g}")
-    ratio = x["base_bits"] / _stored_bits(x)
-    if ratio <= 1:
-        raise ValueError(f"bits must leave less than base_bits={x['base_bits']:g} with scales, got {_stored_bits(x):g}")
-
-    def at(link: float, speed: float) -> tuple[float, float, Step]:
-        step = Step.of(
-            x["parameters_b"] * 1e9, x["batch_m"] * 1e6, x["gpus"], x["gpus_per_replica"], x["tflops"] * speed,
-            x["base_bits"],
-        )  # fmt: skip
-        codec_s = (x["overhead"] - 1) * step.compute_s
-        rate = x["link_gbit"] * link
-        plain = step.seconds(rate, 1.0, 0.0, x["overlap"])
-        return float(plain), float(step.seconds(rate, ratio, codec_s, x["overlap"])), step
-
-    u = x["uncertainty"]
-    plain, coded, step = at(1, 1)
-    ends = [at(1 + u, 1 - u), at(1 - u, 1 + u)]
-    steps = x["tokens_b"] * 1e3 / x["batch_m"]
-    usd_per_s = x["gpus"] * x["usd_per_gpu_hour"] / 3600
-    compute = float(step.compute_s)
-    saved = [1 - c / p for p, c, _ in ends]
-    breakeven = float(step.breakeven_gbit(ratio, (x["overhead"] - 1) * compute, x["overlap"]))
-    exposed = float(step.exposed_s(x["link_gbit"], 1.0, x["overlap"]))
-    coded_exposed = float(step.exposed_s(x["link_gbit"], ratio, x["overlap"]))
-    return {
-        "ratio": ratio,
-        "compute_s": compute,
-        "exchange_s": float(step.wire_bytes) / (x["link_gbit"] * GBIT),
-        "share": exposed / plain,
-        "plain_s": plain,
-        "coded_s": coded,
-        "saving": 1 - coded / plain,
-        "saving_low": saved[0],
-        "saving_high": saved[1],
-        "plain_hours": steps * plain / 3600,
-        "coded_hours": steps * coded / 3600,
-        "plain_usd": steps * plain * usd_per_s,
-        "coded_usd": steps * coded * usd_per_s,
-        "saved_usd": steps * (plain - coded) * usd_per_s,
-        "saved_usd_low": steps * (ends[0][0] - ends[0][1]) * usd_per_s,
-        "saved_usd_high": steps * (ends[1][0] - ends[1][1]) * usd_per_s,
-        "breakeven_overhead": (plain - coded_exposed) / compute,
-        "breakeven_gbit": breakeven if math.isfinite(breakeven) else None,
-        "pays": 1.0 if saved[0] > 0 else -1.0 if saved[1] <= 0 else 0.0,
-    }
-
-
-# --- 2: memory and the largest batch --------------------------------------------------------------------------
+# --- memory and the largest batch --------------------------------------------------------------------------
 
 
 def memory(case: Case) -> Result:
@@ -178,7 +60,7 @@ def memory(case: Case) -> Result:
     GPT shape with an MLP of four times the width: Korthikanti's s b h (10 + 24 / t + 5 a s / (h t)) bytes a layer, the
     first term over t too with sequence parallelism; 12 bytes of states a parameter, split by ZeRO.
     """
-    x = _read("memory", case)
+    x = read("memory", FIELDS["memory"], case)
     for name, of in (("heads", "hidden"), ("tp", "heads")):
         if x[of] % x[name]:
             raise ValueError(f"{name} must divide {of}={x[of]:g}, got {x[name]:g}")
@@ -199,7 +81,7 @@ def memory(case: Case) -> Result:
     kept, working = [(whole, 0.0), (whole - scores, scores), (2 * h / split, whole)][int(x["recompute"])]
     held = stage * min(x["micro_batches"], x["pp"]) * s
     logits = s * (4 * h + 4 * x["vocab"]) / t if x["pp"] == 1 else 0.0
-    smaller = 1 - x["coded"] + x["coded"] * _stored_bits(x) / 16
+    smaller = 1 - x["coded"] + x["coded"] * stored_bits(x) / 16
     fixed = weights + gradients + states + gathered
     plain_each = held * kept + s * working + logits
     # coded, one layer at a time is there in full
@@ -223,7 +105,7 @@ def memory(case: Case) -> Result:
     }
 
 
-# --- 3: bits, bytes and distortion ----------------------------------------------------------------------------
+# --- bits, bytes and distortion ----------------------------------------------------------------------------
 
 
 def codec(case: Case, distortion: Mapping[int, float]) -> Result:
@@ -232,7 +114,7 @@ def codec(case: Case, distortion: Mapping[int, float]) -> Result:
 
     nmse: with the scale that minimises it; nmse_unbiased: D / (1 - D), with the scale that makes the mean exact.
     """
-    x = _read("codec", case)
+    x = read("codec", FIELDS["codec"], case)
     blocks = math.ceil(x["numbers"] / x["block"])
     code_bytes = math.ceil(x["block"] * x["bits"] / 8)
     stored = blocks * (code_bytes + x["scale_bits"] / 8)

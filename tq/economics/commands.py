@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Callable
 
 from tq.economics import breakeven, calculator, pareto, prices, reports, run_cost, terminal
+from tq.economics import savings as saved
 from tq.economics.intervals import Interval
 from tq.economics.reports import GIB, Dates, Report
 from tq.systems import Bits, Cluster, Compression, Layout, Transformer, best, hardware, layouts, memory
@@ -61,14 +62,14 @@ def _cluster(gpu: str, gpus: int, network: str | None, gbit: float | None) -> Cl
 
 
 def savings(given: argparse.Namespace) -> Report:
-    case = calculator.defaults("savings")
-    for name in case:
-        if getattr(given, name) is not None:
-            case[name] = getattr(given, name)
+    asked = {field.name: getattr(given, field.name) for field in calculator.FIELDS["savings"]}
+    changes = {name: value for name, value in asked.items() if value is not None}
     if given.model is not None:
-        case["parameters_b"] = Transformer.preset(given.model).parameters / 1e9
+        changes["parameters_b"] = Transformer.preset(given.model).parameters / 1e9
     if given.baseline is not None:
-        case["base_bits"] = {"bf16": 16.0, "fp32": 32.0}[given.baseline]
+        changes["base_bits"] = {"bf16": 16.0, "fp32": 32.0}[given.baseline]
+    case = saved.reference(**changes)
+    case = saved.exactly(case) if given.exactly else case
     return reports.Savings(case, calculator.savings(case))
 
 

@@ -70,26 +70,28 @@ class Savings:
 
     @property
     def pays(self) -> str:
-        return {1.0: "yes", 0.0: "depends on link and speed", -1.0: "no"}[self.result["pays"] or 0.0]
+        return {1.0: "yes", 0.0: "uncertain", -1.0: "no"}[self.result["pays"] or 0.0]
 
     def facts(self) -> dict[str, Any]:
         return {"case": self.case, **self.result, "pays": self.pays}
 
     def lines(self) -> list[str]:
-        link = self.result["breakeven_gbit"]
+        link, speed = self.result["breakeven_gbit"], self.result["breakeven_codec_g"]
         n = {name: value if value is not None else 0.0 for name, value in self.result.items()}
         return [
-            f"step time           {n['plain_s']:.3f} s without, {n['coded_s']:.3f} s with compression of "
+            f"step time        {n['plain_s']:.3f} s without, {n['coded_s']:.3f} s with compression of "
             f"{n['ratio']:.2f}x",
-            f"of it exposed       {n['share']:.1%} is data-parallel exchange without compression",
-            f"saving              {n['saving']:.1%} ({n['saving_low']:.1%} to {n['saving_high']:.1%}; "
-            f"link and speed give or take {self.case['uncertainty']:.0%})",
-            f"run without         {n['plain_hours']:,.0f} h, ${n['plain_usd']:,.0f}",
-            f"run with            {n['coded_hours']:,.0f} h, ${n['coded_usd']:,.0f}",
-            f"saved               ${n['saved_usd']:,.0f} (${n['saved_usd_low']:,.0f} to ${n['saved_usd_high']:,.0f})",
-            f"break-even overhead {n['breakeven_overhead']:.3f}x",
-            "break-even link     " + ("none: it pays on any link" if link is None else f"{link:,.0f} Gbit/s a GPU"),
-            f"does it pay         {self.pays}",
+            f"exchange         {n['exchange_s']:.3f} s, coded {n['coded_exchange_s']:.3f} s and {n['codec_s']:.3f} s "
+            "of codec",
+            f"of it exposed    {n['share']:.1%} of the step without compression",
+            f"saving           {n['saving']:.1%} (80 % of draws: {n['saving_low']:.1%} to {n['saving_high']:.1%})",
+            f"run without      {n['plain_hours']:,.0f} h, ${n['plain_usd']:,.2f}",
+            f"run with         {n['coded_hours']:,.0f} h, ${n['coded_usd']:,.2f}",
+            f"saved            ${n['saved_usd']:,.2f} (${n['saved_usd_low']:,.0f} to ${n['saved_usd_high']:,.0f})",
+            "break-even link  " + ("none: it pays on any link" if link is None else f"{link:,.0f} Gbit/s per GPU"),
+            "break-even codec "
+            + ("none: it pays at no speed" if speed is None else f"{speed:,.3g} billion numbers/s"),
+            f"does it pay      {self.pays}: {n['chance']:.0%} of draws save time",
         ]
 
 

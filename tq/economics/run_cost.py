@@ -149,12 +149,13 @@ def run_cost(
     )  # fmt: skip
 
 
-# What the saving of compression is not sure of: the share of the link's rate that a collective reaches, the codec's
-# share of the memory bandwidth on a GPU (not measured in this project), and the speed of everything else.
+# What the saving of compression is not sure of: the link and the GPU beside what the step model takes them to reach,
+# and the codec's share of the memory bandwidth on a GPU (not measured in this project). The ends are those of the
+# reference job: data/reference_job.csv says where they come from.
 SAVING_INPUTS = {
-    "link": Uncertain(0.6, 0.8, 1.0),
-    "hbm_fraction": Uncertain(0.2, 0.5, 0.8),
-    "compute": Uncertain(0.9, 1.0, 1.1),
+    "link": Uncertain(0.7, 1.0, 1.1, "halves"),
+    "hbm_fraction": Uncertain(0.002, 0.25, 0.8, "halves"),
+    "compute": Uncertain(0.8, 1.0, 1.1, "halves"),
 }
 
 

@@ -1,14 +1,11 @@
-"""The runs that the chapters on costs come back to, and what compressed gradients save of them when nothing is certain.
+"""The published shapes that the chapters on costs come back to, on layouts of this book's choice, and one case on two
+networks by the step model of `tq.systems`.
 
-`CASES` are shapes as published on layouts of this book's choice: the whitepaper names models and numbers of GPUs only.
-`step_saving` is the closed form of `tq.economics.breakeven` over physical inputs, so that it takes arrays of samples:
-data-parallel traffic on one flat network and the codec, nothing else. Both phases, reduce-scatter and all-gather, are
-compressed, which is the best case: under ZeRO the all-gather carries weights, and those stay as they are.
-
-`step_s` and `relative` put a case on one network beside the same case on another. Forms: "plain"; "gradients": the
-reduce-scatter of gradients is compressed and ZeRO-1's all-gather stays as it is; "both": the all-gather is compressed
-too, as if it carried differences of weights. That is the best case; it is computed as a compressed all-reduce, so its
-memory is not that of the case.
+The 70B case is the reference job of `tq.economics.savings` (a test compares the two); `fields` puts another case into
+that closed form. `step_s` and `relative` are for what it has no terms for: traffic of experts and of tensor parallelism
+between nodes. Forms: "plain"; "gradients": the reduce-scatter of gradients is compressed and ZeRO-1's all-gather stays
+as it is; "both": the all-gather is compressed too, as if it carried differences of weights. That is the best case; it
+is computed as a compressed all-reduce, so its memory is not that of the case.
 """
 
 from __future__ import annotations
@@ -19,16 +16,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from tq.economics import breakeven
+from tq.economics import breakeven, savings
 from tq.economics.breakeven import Array, Step
 from tq.economics.intervals import Interval
 from tq.economics.run_cost import LEVEL, SAVING_INPUTS
-from tq.economics.uncertainty import Uncertain, monte_carlo
+from tq.economics.uncertainty import monte_carlo
 from tq.systems import Bits, Cluster, Compression, Layout, Prediction, Transformer, predict
 from tq.systems.arguments import one_of
 
 REPORT_PER_S = 1.28e9  # numbers/s each way, from the report's round trip of 16 million in 26.21 ms (T-013)
-FAST_PER_S = 100e9  # what a kernel near the memory bandwidth of today's GPUs would do; not measured on one
+CODEC_PER_S = savings.job()["codec_g"].value * 1e9  # that of the reference job; not measured on a GPU
 FORMS = ("plain", "gradients", "both")
 BACKWARD = 2 / 3  # share of the computing time that is backward, and can hide an exchange
 
@@ -74,48 +71,35 @@ def case(name: str) -> Case:
     return CASES[name]
 
 
-def codec_s(numbers: ArrayLike, replicas: ArrayLike, elements_per_s: ArrayLike) -> Array:
-    """Seconds of coding in a compressed all-reduce: everything encoded and decoded, the rank's share once more encoded,
-    the mean decoded. elements_per_s: of encoding and decoding alike; inf takes no time."""
-    passes = 1 + 1 / np.asarray(replicas, float) + 2
-    return np.asarray(numbers, float) * passes / np.asarray(elements_per_s, float)
+def fields(name: str) -> dict[str, float]:
+    """A case as fields of `tq.economics.savings`: its size, batch and layout, its speed as the step model predicts it
+    with the 80 % interval of that, and the share of the compute that one micro-batch is. Interleaved stages hide behind
+    one chunk. ValueError: no such case, or one with experts, whose exchange is not that of its compute."""
+    found = case(name)
+    if found.shape.moe is not None:
+        raise ValueError(f"case={name!r} has experts: the closed form is for dense models")
+    layout, prediction = found.layout, found.predict()
+    alone = float(prediction.iteration_s - prediction.parts["dp_exposed"])
+    tokens = float(prediction.tokens_per_iteration)
+    tflops = 6 * found.shape.parameters * tokens / alone / layout.gpus / 1e12
+    low, high = (float(end / prediction.iteration_s) for end in prediction.interval)
+    return {
+        "parameters_b": found.shape.parameters / 1e9, "tokens_b": found.tokens / 1e9, "batch_m": tokens / 1e6,
+        "gpus": float(layout.gpus), "gpus_per_replica": float(layout.tp * layout.pp),
+        "tflops": tflops, "tflops_low": tflops / high, "tflops_high": tflops / low,
+        "overlap": 1 / (layout.micro_batches * layout.interleave),
+    }  # fmt: skip
+
+
+def codec_s(step: Step, elements_per_s: ArrayLike) -> Array:
+    """Seconds of coding in a step on each GPU, encoding and decoding at the same speed; inf takes no time."""
+    passes = savings.passes(float(step.replicas), step.weight_bits is not None)
+    return passes * np.asarray(step.numbers, float) / np.asarray(elements_per_s, float)
 
 
 def overhead(step: Step, elements_per_s: ArrayLike) -> Array:
     """k: the rest of the step with the codec over that without."""
-    return 1 + codec_s(step.numbers, step.replicas, elements_per_s) / np.asarray(step.compute_s, float)
-
-
-def step_saving(
-    tokens_per_step: ArrayLike, tflops: ArrayLike, reach: ArrayLike, overlap: ArrayLike, elements_per_s: ArrayLike, *,
-    link_gbit: ArrayLike, base_bits: float = 16, parameters: float = 70e9, gpus: float = 256,
-    gpus_per_replica: float = 8,
-) -> Array:  # fmt: skip
-    """Share of the step that 4-bit codes save. tflops: of a GPU without the exchange; reach: share of the link's rate
-    that a collective gets; overlap: share of the computing time that can hide the exchange."""
-    step = Step.of(parameters, tokens_per_step, gpus, gpus_per_replica, tflops, base_bits)
-    coding = codec_s(step.numbers, step.replicas, elements_per_s)
-    rate = np.asarray(link_gbit, float) * np.asarray(reach, float)
-    return step.saving(rate, breakeven.ratio(base_bits=base_bits), coding, overlap)
-
-
-def saving_inputs(name: str) -> dict[str, Uncertain]:
-    """What the saving of a case is not sure of, whatever its link. Its speed is predicted, with the model's 80 %
-    interval; the others are assumptions: batches between Llama 2's and Llama 3's, a collective's share of the link,
-    none to all of the backward pass as cover, a codec between the report's and one near the memory bandwidth."""
-    found = case(name)
-    prediction = found.predict()
-    alone = float(prediction.iteration_s - prediction.parts["dp_exposed"])
-    flops = 6 * found.shape.parameters * prediction.tokens_per_iteration
-    tflops = flops / alone / found.layout.gpus / 1e12
-    low, high = (float(end / prediction.iteration_s) for end in prediction.interval)
-    return {
-        "tokens_per_step": Uncertain(2e6, 4e6, 16e6, "loguniform"),
-        "tflops": Uncertain(tflops / high, tflops, tflops / low, "quantiles"),
-        "reach": Uncertain(0.6, 0.85, 0.95),
-        "overlap": Uncertain(0.0, BACKWARD / 2, BACKWARD, "uniform"),
-        "elements_per_s": Uncertain(REPORT_PER_S, (REPORT_PER_S * FAST_PER_S) ** 0.5, FAST_PER_S, "loguniform"),
-    }
+    return 1 + codec_s(step, elements_per_s) / np.asarray(step.compute_s, float)
 
 
 def claimed_saving(f: ArrayLike, k: ArrayLike, *, base_bits: float | None = None) -> Array:

@@ -121,7 +121,7 @@ class Compression:
     pass keeps for the backward one. states: both moments of the optimizer. feedback: an fp32 residual a parameter.
 
     hbm_fraction: speed of the codec, as a share of the memory bandwidth over the bytes that it reads and writes. It is
-    not measured on GPUs: .5 is an assumption, within what the instructions of the compiled kernels allow an H100
+    not measured on GPUs: .25 is an assumption, within what the instructions of the compiled kernels allow an H100
     (chapter `kernels`; on CPUs they reach a quarter to a half, by machine). It may be an array of samples.
     elements_per_s: a measured speed (encode and decode alike) in its place."""
 
@@ -130,7 +130,7 @@ class Compression:
     activations: Bits | None = None
     states: Bits | None = None
     feedback: bool = False
-    hbm_fraction: Real = 0.5
+    hbm_fraction: Real = 0.25
     elements_per_s: Real = None
 
     def __post_init__(self) -> None:

@@ -13,7 +13,7 @@ from decimal import ROUND_HALF_UP, Decimal
 from html import escape
 from typing import Any, NamedTuple
 
-from tq.economics import calculator, prices
+from tq.economics import calculator, prices, savings, scenarios
 from tq.quant.codebook import distortion
 from tq.systems import Transformer
 
@@ -40,15 +40,18 @@ class Shown(NamedTuple):
 RESULTS = {  # calculator -> its results in the order of the page
     "savings": (
         Shown("pays", "Does it pay", "pays"),
-        Shown("saving", "Saving", "percent", "{saving_low} to {saving_high}"),
-        Shown("saved_usd", "Saved on the run", "usd", "{saved_usd_low} to {saved_usd_high}"),
-        Shown("plain_s", "Step, s", "number", "coded {coded_s}"),
-        Shown("plain_hours", "Run, hours", "count", "coded {coded_hours}"),
+        Shown("chance", "Chance that it saves anything", "percent"),
+        Shown("saving", "Saving", "percent", "80 %: {saving_low} to {saving_high}"),
+        Shown("saved_usd", "Saved on the run", "usd", "80 %: {saved_usd_low} to {saved_usd_high}"),
         Shown("plain_usd", "Cost of the run", "usd", "coded {coded_usd}"),
-        Shown("ratio", "Compression ratio", "fixed"),
+        Shown("plain_hours", "Run, hours", "count", "coded {coded_hours}"),
+        Shown("plain_s", "Step, s", "number", "coded {coded_s}"),
+        Shown("exchange_s", "Exchange, s", "number", "coded {coded_exchange_s}"),
         Shown("share", "Exposed exchange, share of the step", "percent"),
-        Shown("breakeven_overhead", "Break-even overhead, ×", "number"),
-        Shown("breakeven_gbit", "Break-even link, Gbit/s a GPU", "number"),
+        Shown("codec_s", "Codec, s", "number"),
+        Shown("ratio", "Compression ratio of the gradients", "fixed"),
+        Shown("breakeven_gbit", "It pays below a link of, Gbit/s per GPU", "number"),
+        Shown("breakeven_codec_g", "It pays above a codec of, billion numbers/s", "number"),
     ),
     "memory": (
         Shown("parameters_b", "Parameters, billion", "number"),
@@ -78,15 +81,27 @@ def distortions() -> dict[int, float]:
     return {bits: float(distortion(bits)) for bits in range(1, 9)}
 
 
+def _jobs() -> dict[str, dict[str, float]]:
+    """Whole jobs of the savings calculator; each sets every field."""
+    sizes = {f"{name.upper()} on {scenarios.case(name).layout.gpus:,} H100": name for name in ("7b", "175b", "405b")}
+    changed: dict[str, dict[str, float]] = {
+        "The reference job: 70B on 256 H100, 400 Gbit/s": {},
+        "The same on Ethernet of 100 Gbit/s": {"link_gbit": 100.0},
+        "The same on Ethernet of 25 Gbit/s": {"link_gbit": 25.0},
+        "The same with fp32 gradients": {"base_bits": 32.0},
+        "The same without ZeRO, both ways coded": {"zero": 0.0},
+        **{label: scenarios.fields(name) for label, name in sizes.items()},
+    }
+    return {label: savings.reference(**fields) for label, fields in changed.items()}
+
+
 def presets() -> dict[str, dict[str, dict[str, float]]]:
-    """calculator -> model -> the fields that it sets."""
-    found: dict[str, dict[str, dict[str, float]]] = {"savings": {}, "memory": {}, "codec": {}}
-    for name in ("llama2-7b", "llama2-13b", "llama2-70b", "gpt3-175b", "llama3-405b"):
-        shape = Transformer.preset(name)
-        found["savings"][name] = {"parameters_b": round(shape.parameters / 1e9, 3)}
-        names = ("layers", "hidden", "heads", "seq", "vocab")
-        found["memory"][name] = {each: float(getattr(shape, each)) for each in names}
-    return found
+    """calculator -> {label: the fields that it sets}."""
+    models = ("llama2-7b", "llama2-13b", "llama2-70b", "gpt3-175b", "llama3-405b")
+    shapes = {name: Transformer.preset(name) for name in models}
+    names = ("layers", "hidden", "heads", "seq", "vocab")
+    memory = {name: {each: float(getattr(shape, each)) for each in names} for name, shape in shapes.items()}
+    return {"savings": _jobs(), "memory": memory, "codec": {}}
 
 
 def data() -> dict[str, Any]:
@@ -112,7 +127,7 @@ def shown(value: float | None, form: str) -> str:
     if form == "percent":
         return f"{100 * value:.1f} %".replace("-", "−")
     if form == "pays":
-        return "yes" if value > 0 else "no" if value < 0 else "depends on link and speed"
+        return "yes" if value > 0 else "no" if value < 0 else "uncertain"
     if form == "usd":
         return f"{'−' if value < 0 else ''}${abs(value):,.0f}"
     if form == "count":
@@ -148,20 +163,31 @@ def _result(result: Shown, first: bool) -> str:
     return f"<div><dt>{escape(result.words)}</dt><dd>{output(result.key)}{beside}</dd></div>"
 
 
+def _inputs(name: str) -> str:
+    """The fields of a form, those of a group folded."""
+    fields = calculator.FIELDS[name]
+    inputs = [_field(field) for field in fields if not field.group]
+    known = presets()[name]
+    if known:
+        options = "".join(f'<option value="{escape(each)}">{escape(each)}</option>' for each in known)
+        what = "Take the job" if name == "savings" else "Take the model"
+        select = f'<select name="preset"><option value="">your own fields</option>{options}</select>'
+        inputs.insert(0, f"<label><span>{what}</span>{select}</label>")
+    text = f'<div class="tq-fields">{"".join(inputs)}</div>'
+    for group in dict.fromkeys(field.group for field in fields if field.group):
+        folded = "".join(_field(field) for field in fields if field.group == group)
+        text += f'<details><summary>{escape(group)}</summary><div class="tq-fields">{folded}</div></details>'
+    return text
+
+
 def form(name: str) -> str:
     """The form of a calculator; hidden until the script shows it."""
-    known = presets()[name]
-    fields = [_field(field) for field in calculator.FIELDS[name]]
-    if known:
-        options = "".join(f'<option value="{each}">{each}</option>' for each in known)
-        words = '<span>Take the model from</span><select name="preset"><option value="">its own fields</option>'
-        fields.insert(0, f"<label>{words}{options}</select></label>")
     results = "".join(_result(result, first=i == 0) for i, result in enumerate(RESULTS[name]))
     share = '<label><span>Link to this case</span><input type="text" name="link" readonly></label>'
+    figure = '<div class="tq-plot"></div>' if name == "savings" else ""
     return (
         f'<form class="tq-calculator" data-name="{name}" aria-label="{escape(TITLES[name])}" novalidate hidden>'
-        f'<div class="tq-fields">{"".join(fields)}</div>'
-        f'<p class="tq-problem" role="alert"></p><dl class="tq-results">{results}</dl>'
+        f'{_inputs(name)}<p class="tq-problem" role="alert"></p><dl class="tq-results">{results}</dl>{figure}'
         f'<div class="tq-fields tq-share">{share}<label><span>&nbsp;</span>'
         '<button type="reset">Back to the opening case</button></label></div></form>'
     )
@@ -180,27 +206,34 @@ def _table(caption: str, head: list[str], rows: list[list[str]]) -> str:
 
 
 def _savings_table() -> str:
-    base, rows = calculator.defaults("savings"), []
+    rows = []
     for link in (800.0, 400.0, 200.0, 100.0, 25.0, 10.0):
-        bf16 = calculator.savings(base | {"link_gbit": link, "base_bits": 16.0})
-        fp32 = calculator.savings(base | {"link_gbit": link, "base_bits": 32.0})
-        span = f"{shown(bf16['saving_low'], 'percent')} to {shown(bf16['saving_high'], 'percent')}"
+        found = calculator.savings(savings.reference(link_gbit=link))
+        fp32 = calculator.savings(savings.reference(link_gbit=link, base_bits=32.0))
+        both = calculator.savings(savings.reference(link_gbit=link, zero=0.0))
+        span = f"{shown(found['saving_low'], 'percent')} to {shown(found['saving_high'], 'percent')}"
         cells = [
-            f"{link:g} Gbit/s", shown(bf16["share"], "percent"), shown(bf16["saving"], "percent"), span,
-            shown(bf16["saved_usd"], "usd"), shown(bf16["breakeven_overhead"], "number"), shown(bf16["pays"], "pays"),
-            shown(fp32["saving"], "percent"),
+            f"{link:g} Gbit/s", shown(found["pays"], "pays"), shown(found["saving"], "percent"), span,
+            shown(found["chance"], "percent"), shown(found["saved_usd"], "usd"), shown(found["share"], "percent"),
+            shown(fp32["saving"], "percent"), shown(both["saving"], "percent"),
         ]  # fmt: skip
         rows.append(cells)
-    around = f"with link and speed ± {base['uncertainty']:.0%}"
-    head = ["Link a GPU", "Exchange, share of the step", "Saving", around, "Saved on the run",
-            "Break-even overhead, ×", "Does it pay", "Saving against fp32"]  # fmt: skip
-    n = {name: f"{value:g}" for name, value in base.items()}
-    caption = (
-        f"The opening case on other links: {n['parameters_b']} billion parameters, {n['gpus']} GPUs, "
-        f"{n['gpus_per_replica']} a replica, {n['batch_m']} million tokens a step, {n['tflops']} TFLOP/s, "
-        f"bf16 gradients in {n['bits']} bits, an overhead of {n['overhead']}, ${n['usd_per_gpu_hour']} an hour and GPU"
-    )
-    return _table(caption, head, rows)
+    head = ["Link per GPU", "Does it pay", "Saving", "80 % interval", "Chance of a saving", "Saved on the run",
+            "Exposed exchange, share of the step", "Saving if gradients were fp32",
+            "Saving without ZeRO, both ways coded"]  # fmt: skip
+    return _table("The reference job on other links", head, rows)
+
+
+def job_table() -> str:
+    """The reference job: every field with its range and where it comes from."""
+    known, rows = savings.job(), []
+    for field in savings.FIELDS:
+        if field.name in known:
+            each = known[field.name]
+            words = dict(field.choices).get(each.value, f"{each.value:g}")
+            span = "" if each.low == each.high else f"{each.low:g} to {each.high:g}"
+            rows.append([field.label, f"{words} {field.unit if not field.choices else ''}".strip(), span, each.source])
+    return _table("The reference job of this book", ["Input", "Value", "Range", "Source"], rows)
 
 
 def _memory_table() -> str:
@@ -258,11 +291,12 @@ TABLES = {"savings": _savings_table, "memory": _memory_table, "codec": _codec_ta
 
 
 def html(name: str) -> str:
-    """A calculator: its form, and below it cases that can be read without the script. "prices": the table alone."""
-    if name == "prices":
-        return price_table()
+    """A calculator: its form, and below it cases that can be read without the script. "prices", "job": a table."""
+    alone = {"prices": price_table, "job": job_table}
+    if name in alone:
+        return alone[name]()
     if name not in TITLES:
-        raise ValueError(f"calculator={name!r}: accepted are {', '.join([*TITLES, 'prices'])}")
+        raise ValueError(f"calculator={name!r}: accepted are {', '.join([*TITLES, *alone])}")
     return f"{form(name)}{TABLES[name]()}"
 
 

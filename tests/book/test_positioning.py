@@ -71,8 +71,23 @@ def test_a_gap_that_rounds_to_nothing_has_no_sign(root: Path) -> None:
 
 def test_cited_cells_keep_their_address_and_the_unknown_stay_unknown(root: Path) -> None:
     for cell in positioning.cells():
-        assert (cell.source.startswith("http")) == (cell.state == positioning.CITED)
+        assert (cell.source.startswith("http")) == (cell.state in (positioning.CITED, positioning.SECOND_HAND))
         assert cell.state != positioning.NOT_KNOWN or cell.short == "?"
+
+
+def test_a_factor_on_the_time_is_the_inverse_of_a_speed_up(root: Path) -> None:
+    scaffold.put(root, "activation-memory", {"time/bare-checkpoint": 1.25})
+    (cell,) = (c for c in positioning.cells() if c.source == "activation-memory/time/bare-checkpoint")
+    assert cell.short == "0.8×" and cell.condition == "step, CPU"
+
+
+def test_numbers_that_do_not_compare_say_what_they_hold_for() -> None:
+    """Every speed-up and every factor of memory that is measured here, and every cited speed-up with a number."""
+    for row in csv.DictReader(io.StringIO(TABLE)):
+        if row["property"] == "speed_up" and (row["status"] == "measured" or row["figure"]):
+            assert row["condition"], row
+        if row["property"] == "memory" and row["status"] == "measured":
+            assert row["condition"], row
 
 
 @pytest.mark.parametrize(("field", "value"), [("property", "beauty"), ("status", "asserted")])
@@ -100,5 +115,6 @@ def test_the_drawing_writes_every_cell(root: Path) -> None:
     found = positioning.cells()
     fig, ax = figures.figure("wide", height=9)
     positioning.draw(ax, found)
-    assert [text.get_text() for text in ax.texts] == [cell.short for cell in found]
+    written = [text for cell in found for text in (cell.short, cell.condition)[: 1 + bool(cell.condition)]]
+    assert [text.get_text() for text in ax.texts] == written
     assert len(ax.patches) == len(found)

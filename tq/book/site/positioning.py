@@ -1,8 +1,10 @@
 """Methods beside each other, property by property: `data/positioning.csv`, with what was measured taken from results.
 
-A cell is measured, cited, not applicable or not known; nothing else, and nothing is asserted. A measured cell names the
-result that it stands for (`binding`: chapter/key) and reads "not recorded yet" until a full run has it. A result
-`sent/...` is in bits a number, so the two ratios are 32 and 16 over it.
+A cell is measured, cited (in the source, or at second hand in a page about it), not applicable or not known; nothing
+else, and nothing is asserted. A measured cell names the result that it stands for (`binding`: chapter/key) and reads
+"not recorded yet" until a full run has it. A result `sent/...` is in bits a number, so the two ratios are 32 and 16 over
+it; a result `time/...` is a factor on the time, so the speed-up is its inverse. `condition` says what a number of one
+column holds for, as numbers of a column need not be comparable.
 """
 
 from __future__ import annotations
@@ -20,10 +22,11 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
-MEASURED, CITED, NOT_APPLICABLE, NOT_KNOWN, WAITING = (
-    "measured", "cited", "does not apply", "not known", "not recorded yet",
+MEASURED, CITED, SECOND_HAND, NOT_APPLICABLE, NOT_KNOWN, WAITING = (
+    "measured", "cited", "cited at second hand", "does not apply", "not known", "not recorded yet",
 )  # fmt: skip
-STATES = (MEASURED, CITED, WAITING, NOT_KNOWN, NOT_APPLICABLE)
+STATES = (MEASURED, CITED, SECOND_HAND, WAITING, NOT_KNOWN, NOT_APPLICABLE)
+IN_SOURCE = "read in source"
 # property -> (heading, how a number of it is written)
 PROPERTIES = {
     "wire": ("bits a\nnumber on\nthe wire", "{:.3g}"),
@@ -31,7 +34,7 @@ PROPERTIES = {
     "ratio_bf16": ("fewer\nbytes than\nbf16", "{:.3g}×"),
     "collective": ("collective", "{:.3g}×"),
     "loss_gap": ("loss gap,\nnats", "{:+.3f}"),
-    "speed_up": ("speed-up,\nstep time", "{:.3g}×"),
+    "speed_up": ("speed-up", "{:.3g}×"),
     "state": ("state\nkept, drift", "{:.2g}"),
     "memory": ("memory", "{:.3g}×"),
     "code": ("code\nthat runs", "{:g}"),
@@ -41,7 +44,8 @@ BASES = {"ratio_fp32": 32.0, "ratio_bf16": 16.0}
 
 @dataclass(frozen=True)
 class Cell:
-    """One method's property. `short` is what a matrix has room for, `long` all that is known."""
+    """One method's property. `short` is what a matrix has room for, `condition` the line below it, `long` all that is
+    known."""
 
     method: str
     property: str
@@ -49,6 +53,7 @@ class Cell:
     short: str
     long: str
     source: str  # chapter/key of a measured cell, address of a cited one
+    condition: str = ""
 
 
 def _short(figure: str, unit: str) -> str:
@@ -68,12 +73,14 @@ def _measured(row: dict[str, str], results: Results) -> Cell:
         return waiting
     if kind in BASES and key.startswith("sent/"):
         value = BASES[kind] / value
+    if kind == "speed_up" and key.startswith("time/"):
+        value = 1 / value
     if isinstance(value, bool):
         text = "yes" if value else "no"
     else:
         text = PROPERTIES[kind][1].format(value).replace("-", "\N{MINUS SIGN}")
         text = text.lstrip("+\N{MINUS SIGN}") if not text.strip("+\N{MINUS SIGN}0.") else text
-    return Cell(name, kind, MEASURED, text, text, binding)
+    return Cell(name, kind, MEASURED, text, text, binding, row["condition"])
 
 
 def cells(results: Results | None = None) -> list[Cell]:
@@ -89,7 +96,8 @@ def cells(results: Results | None = None) -> list[Cell]:
             elif row["status"] == CITED:
                 short = _short(row["figure"], row["unit"])
                 long = f"{row['figure']} {row['unit']}: {row['value']}" if row["figure"] else row["value"]
-                found.append(Cell(row["name"], row["property"], CITED, short, long, row["address"]))
+                state = CITED if row["checked"] == IN_SOURCE else SECOND_HAND
+                found.append(Cell(row["name"], row["property"], state, short, long, row["address"], row["condition"]))
             elif row["status"] in (NOT_APPLICABLE, NOT_KNOWN):
                 short = {NOT_APPLICABLE: "", NOT_KNOWN: "?"}[row["status"]]
                 found.append(Cell(row["name"], row["property"], row["status"], short, row["status"], ""))
@@ -115,14 +123,15 @@ def counts(found: Iterable[Cell]) -> dict[str, int]:
 
 
 def draw(ax: Axes, found: list[Cell]) -> None:
-    """The matrix: dark is measured here, light cited, hatched waits for a full run, "?" is not known."""
+    """The matrix: dark is measured here, light cited, paler cited at second hand, hatched waits for a full run, "?" is
+    not known."""
     from matplotlib.patches import Rectangle
 
     from tq.book.record.figures import BLUE, GRID, INK, PAPER, SOFT
 
     looks = {
-        MEASURED: (BLUE, PAPER), CITED: ("#cfe6f7", INK), WAITING: (PAPER, SOFT), NOT_KNOWN: (PAPER, SOFT),
-        NOT_APPLICABLE: (GRID, SOFT),
+        MEASURED: (BLUE, PAPER), CITED: ("#b9daf2", INK), SECOND_HAND: ("#eef5fa", SOFT), WAITING: (PAPER, SOFT),
+        NOT_KNOWN: (PAPER, SOFT), NOT_APPLICABLE: (GRID, SOFT),
     }  # fmt: skip
     methods = list(dict.fromkeys(cell.method for cell in found))
     columns = list(PROPERTIES)
@@ -131,7 +140,10 @@ def draw(ax: Axes, found: list[Cell]) -> None:
         face, ink = looks[cell.state]
         hatch = "///" if cell.state == WAITING else None
         ax.add_patch(Rectangle((x, y), 1, 1, facecolor=face, edgecolor=GRID, linewidth=0.8, hatch=hatch))
-        ax.text(x + 0.5, y + 0.5, cell.short, ha="center", va="center", color=ink, fontsize=10.5)
+        lift = 0.14 if cell.condition else 0.0
+        ax.text(x + 0.5, y + 0.5 - lift, cell.short, ha="center", va="center", color=ink, fontsize=10.5)
+        if cell.condition:
+            ax.text(x + 0.5, y + 0.76, cell.condition, ha="center", va="center", color=ink, fontsize=6.5)
     ax.set(xlim=(0, len(columns)), ylim=(len(methods), 0))
     ax.set_xticks([i + 0.5 for i in range(len(columns))], [PROPERTIES[c][0] for c in columns], fontsize=10.5)
     ax.set_yticks([i + 0.5 for i in range(len(methods))], methods, fontsize=10.5)

@@ -208,7 +208,7 @@
     parts.push('<path class="tq-line" d="' + path(mid) + '"></path>');
     var at = Math.min(1600, Math.max(5, x.link_gbit)), right = across(at) > WIDE / 2;
     parts.push('<circle class="tq-case" cx="' + across(at) + '" cy="' + up(found.saving) + '" r="5"></circle>');
-    parts.push('<text class="tq-case" x="' + (across(at) + (right ? -9 : 9)) + '" y="' + (up(found.saving) - 9) +
+    parts.push('<text class="tq-case" x="' + (across(at) + (right ? -9 : 9)) + '" y="' + (up(found.saving) - 14) +
       '" text-anchor="' + (right ? "end" : "start") + '">this case: ' + shown(found.saving, "percent") + "</text>");
     return '<svg viewBox="0 0 ' + WIDE + " " + TALL + '" role="img" aria-label="Saving against the network link: ' +
       shown(found.saving, "percent") + " at " + x.link_gbit + ' Gbit/s per GPU; line: at the expected inputs, band: 80 % ' +
@@ -235,6 +235,17 @@
       if (value < number(low.value)) low.value = value;
       if (value > number(high.value)) high.value = value;
     });
+  }
+
+  /* The preset that the fields stand for, if any. */
+  function named(form) {
+    var presets = data.presets[form.dataset.name] || {}, select = form.elements.preset;
+    if (!select) return;
+    select.value = Object.keys(presets).filter(function (label) {
+      return Object.keys(presets[label]).every(function (key) {
+        return number(form.elements[key].value) === presets[label][key];
+      });
+    })[0] || "";
   }
 
   function update(form) {
@@ -279,6 +290,7 @@
       });
       form.elements.link.value = location.href;
       widen(form);
+      named(form);
       update(form);
     });
   }
@@ -289,13 +301,13 @@
       var preset = event.target.name === "preset" && (data.presets[form.dataset.name] || {})[event.target.value];
       if (preset) Object.keys(preset).forEach(function (key) { form.elements[key].value = preset[key]; });
       if (event.target.name === "link") return;
-      if (!preset && form.elements.preset) form.elements.preset.value = "";
       if (UNCERTAIN.indexOf(event.target.name) >= 0) widen(form);
+      if (!preset) named(form);
       update(form);
       remember();
     });
     form.addEventListener("submit", function (event) { event.preventDefault(); });
-    form.addEventListener("reset", function () { setTimeout(function () { update(form); remember(); }, 0); });
+    form.addEventListener("reset", function () { setTimeout(function () { named(form); update(form); remember(); }, 0); });
     form.elements.link.addEventListener("focus", function () { form.elements.link.select(); });
   });
   window.addEventListener("hashchange", read);

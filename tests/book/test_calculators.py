@@ -203,6 +203,13 @@ def test_a_job_fills_in_every_field_and_the_plot_marks_it(page_file: Path, visit
         assert result(page, "savings", "saving") == saving, label
         assert saving in (form.locator("svg text.tq-case").text_content() or "")
         assert saving in (form.locator("svg").get_attribute("aria-label") or "")
+    page = visit.open(page_file)
+    chosen = page.locator('form[data-name="savings"] select[name="preset"]')
+    assert chosen.input_value() == next(iter(calculators.presets()["savings"]))
+    page.locator('form[data-name="savings"] input[name="link_gbit"]').fill("60")
+    assert chosen.input_value() == ""
+    page.locator('form[data-name="savings"] input[name="link_gbit"]').fill("100")
+    assert "100 Gbit/s" in chosen.input_value()
     assert visit.wrong == []
 
 

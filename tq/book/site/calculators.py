@@ -193,14 +193,16 @@ def form(name: str) -> str:
     )
 
 
-def _table(caption: str, head: list[str], rows: list[list[str]]) -> str:
+def _table(caption: str, head: list[str], rows: list[list[str]], more: str = "") -> str:
+    """more: another class of the table."""
     top = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
     body = "".join(
         f'<tr><th scope="row">{escape(row[0])}</th>' + "".join(f"<td>{escape(cell)}</td>" for cell in row[1:]) + "</tr>"
         for row in rows
     )
     return (
-        f'<div class="tq-scroll" tabindex="0" role="region" aria-label="{escape(caption)}"><table class="tq-cases">'
+        f'<div class="tq-scroll" tabindex="0" role="region" aria-label="{escape(caption)}">'
+        f'<table class="tq-cases {more}">'
         f"<caption>{escape(caption)}</caption><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 
@@ -233,7 +235,7 @@ def job_table() -> str:
             words = dict(field.choices).get(each.value, f"{each.value:g}")
             span = "" if each.low == each.high else f"{each.low:g} to {each.high:g}"
             rows.append([field.label, f"{words} {field.unit if not field.choices else ''}".strip(), span, each.source])
-    return _table("The reference job of this book", ["Input", "Value", "Range", "Source"], rows)
+    return _table("The reference job of this book", ["Input", "Value", "Range", "Source"], rows, "tq-sourced")
 
 
 def _memory_table() -> str:

@@ -25,7 +25,7 @@ FIELDS = {
     ),
     "positioning.csv": (
         "method", "name", "compresses", "bib", "property", "status", "value", "figure", "unit", "measured", "binding",
-        "address", "checked",
+        "address", "checked", "condition",
     ),
 }  # fmt: skip
 FIGURE = re.compile(r"\d+(?:\.\d+)?(?:-\d+(?:\.\d+)?)?")

@@ -136,7 +136,7 @@ class Step:
     @classmethod
     def of(
         cls, parameters: ArrayLike, tokens_per_step: ArrayLike, gpus: ArrayLike, gpus_per_replica: ArrayLike,
-        tflops_per_gpu: ArrayLike, base_bits: ArrayLike = 16, weight_bits: ArrayLike | None = None,
+        tflops_per_gpu: ArrayLike, base_bits: ArrayLike = 16,
     ) -> Step:  # fmt: skip
         """From a model's size: 6 FLOPs a parameter and token at the rate that a GPU reaches without this exchange."""
         parameters, gpus = _positive("parameters", parameters), _array("gpus", gpus, 1.0)
@@ -145,7 +145,7 @@ class Step:
             raise ValueError(f"gpus_per_replica must be at most gpus={gpus}, got {each}")
         flops = 6 * parameters * _positive("tokens_per_step", tokens_per_step)
         compute_s = flops / (gpus * _positive("tflops_per_gpu", tflops_per_gpu) * 1e12)
-        return cls(compute_s, parameters / each, gpus / each, base_bits, weight_bits)
+        return cls(compute_s, parameters / each, gpus / each, base_bits)
 
     @property
     def wire_bytes(self) -> Array:

@@ -179,10 +179,10 @@ def passes(replicas: float, zero: float) -> float:
 
 def _step(x: Case, tflops: ArrayLike) -> Step:
     step = Step.of(
-        x["parameters_b"] * 1e9, x["batch_m"] * 1e6, x["gpus"], x["gpus_per_replica"], tflops, x["base_bits"],
-        WEIGHT_BITS if x["zero"] else None,
+        x["parameters_b"] * 1e9, x["batch_m"] * 1e6, x["gpus"], x["gpus_per_replica"], tflops, x["base_bits"]
     )  # fmt: skip
-    return replace(step, local=max(1.0, NODE_GPUS // x["gpus_per_replica"]))
+    back, local = WEIGHT_BITS if x["zero"] else None, max(1.0, NODE_GPUS // x["gpus_per_replica"])
+    return replace(step, weight_bits=back, local=local)
 
 
 def _times(x: Case, drawn: Mapping[str, Any]) -> Times:

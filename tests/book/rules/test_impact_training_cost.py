@@ -6,7 +6,7 @@ from tests.book.rules import scaffold as s
 from tests.book.rules.scaffold import F, N, P, three
 from tq.book.claims.rules import impact_training_cost as rules
 
-SAVING = "saving/predicted/400g/{}/fast-codec"
+SAVING = "saving/predicted/400g/{}/codec-as-expected"
 
 
 def chances(bf16: float, fp32: float) -> dict[str, float]:
@@ -22,6 +22,7 @@ def sums(run: str, priced: float, slow: float) -> dict[str, float]:
 RESULTS: dict[str, s.Values] = {
     rules.CHAPTER: {
         **chances(0.0, 0.01), **three(SAVING.format("bf16"), -0.03, -0.01, -0.005),
+        "job/400g/saving": 0.015, "job/400g/saving-low": -0.025, "job/400g/saving-high": 0.019,
         **sums("70b", 0.002, 0.15), "saved/70b/400g/bf16/mid": -35e3, "saved/70b/100g/fp32/mid": 148e3,
         **sums("175b-gpt-3", 0.0, 0.003), "saved/175b-gpt-3/400g/bf16/mid": -9e3,
         "saved/175b-gpt-3/100g/fp32/mid": -5e3, "cost/70b/mid": 2.7, "cost/175b-gpt-3/mid": 1.5,

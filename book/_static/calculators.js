@@ -12,15 +12,15 @@
     var local = Math.max(1, Math.floor(8 / x.gpus_per_replica)), nodes = Math.max(replicas / local, 1);
     var part = (nodes - 1) / nodes * numbers / local / 8, code = stored(x), rate = x.link_gbit * drawn.reach * GBIT;
     var compute = 6 * x.parameters_b * 1e9 * x.batch_m * 1e6 / (x.gpus * drawn.tflops * 1e12);
-    var hidden = drawn.overlap * compute, passes = replicas <= 1 ? 0 : x.zero ? 2 : 3 + 1 / replicas;
-    var exchange = part * (x.base_bits + (x.zero ? 16 : x.base_bits)) / rate;
-    var codedExchange = part * (code + (x.zero ? 16 : code)) / rate;
-    var exposed = Math.max(exchange - hidden, 0), codedExposed = Math.max(codedExchange - hidden, 0);
+    var cover = drawn.overlap * compute, passes = replicas <= 1 ? 0 : x.zero ? 2 : 3 + 1 / replicas;
+    /* gradients hide behind the backward pass alone, ZeRO-1's weights behind the next forward pass */
+    var gradients = part * x.base_bits * (x.zero ? 1 : 2) / rate, coded = gradients * code / x.base_bits;
+    var weights = x.zero ? part * 16 / rate : 0;
+    function waits(sent) { return Math.max(sent - 2 / 3 * cover, 0) + Math.max(weights - cover / 3, 0); }
     var codec = passes * numbers / (drawn.codec_g * 1e9);
-    return { compute: compute, exchange: exchange, codedExchange: codedExchange, exposed: exposed,
-      codedExposed: codedExposed, codec: codec, hidden: hidden, wire: part * (x.base_bits + (x.zero ? 16 : x.base_bits)),
-      smaller: (x.base_bits + (x.zero ? 16 : x.base_bits)) / (code + (x.zero ? 16 : code)),
-      plain: compute + exposed, coded: compute + codec + codedExposed };
+    return { compute: compute, exchange: gradients + weights, codedExchange: coded + weights,
+      exposed: waits(gradients), codedExposed: waits(coded), codec: codec,
+      plain: compute + waits(gradients), coded: compute + codec + waits(coded) };
   }
 
   var UNCERTAIN = ["tflops", "reach", "overlap", "codec_g"], SAMPLES = 1000, root = 2;
@@ -33,7 +33,9 @@
       var drawn = {};
       UNCERTAIN.forEach(function (name, j) {
         var u = (0.5 + i * Math.pow(root, -(j + 1))) % 1, low = x[name + "_low"], mid = x[name], high = x[name + "_high"];
+        if (name === "codec_g") { low = Math.log(low); mid = Math.log(mid); high = Math.log(high); }
         drawn[name] = u < 0.5 ? low + (mid - low) * 2 * u : mid + (high - mid) * (2 * u - 1);
+        if (name === "codec_g") drawn[name] = Math.exp(drawn[name]);
       });
       found.push(step(x, drawn));
     }
@@ -50,6 +52,22 @@
 
   function saving(one) { return 1 - one.coded / one.plain; }
 
+  /* The link above which codes do not pay, by bisection: the gain falls as the link gets faster. */
+  function breakeven(x, codec) {
+    function gain(gbit) {
+      var found = step(Object.assign({}, x, { link_gbit: gbit }), x);
+      return found.exposed - found.codedExposed;
+    }
+    var low = 1e-6, high = 1e12;
+    if (gain(low) <= codec) return 0;
+    if (gain(high) > codec || codec === 0) return Infinity;
+    for (var turn = 0; turn < 200; turn++) {
+      var middle = Math.sqrt(low * high);
+      if (gain(middle) > codec) low = middle; else high = middle;
+    }
+    return Math.sqrt(low * high);
+  }
+
   function savings(x) {
     var ratio = x.base_bits / stored(x);
     if (x.gpus_per_replica > x.gpus) throw new Error("GPUs per replica must be at most all GPUs");
@@ -61,16 +79,14 @@
     });
     var one = step(x, x), many = sampled(x), gain = one.exposed - one.codedExposed;
     var steps = x.tokens_b * 1e3 / x.batch_m, usd = x.gpus * x.usd_per_gpu_hour / 3600;
-    var ends = quantiles(many.map(saving), [0.1, 0.9]);
+    var ends = quantiles(many.map(saving), [0.1, 0.9, 0.5]);
     var sums = quantiles(many.map(function (each) { return each.plain - each.coded; }), [0.1, 0.9]);
     var chance = many.filter(function (each) { return saving(each) > 0; }).length / SAMPLES;
-    var wait = one.hidden + one.codec;
-    var when = wait <= one.smaller * one.hidden ? wait : one.codec / (1 - 1 / one.smaller);
-    var limit = one.wire === 0 ? 0 : one.wire / GBIT / when / x.reach;
+    var limit = breakeven(x, one.codec);
     return {
       ratio: ratio, compute_s: one.compute, exchange_s: one.exchange, coded_exchange_s: one.codedExchange,
       codec_s: one.codec, share: one.exposed / one.plain, plain_s: one.plain, coded_s: one.coded,
-      saving: saving(one), saving_low: ends[0], saving_high: ends[1], chance: chance,
+      saving: saving(one), saving_low: ends[0], saving_high: ends[1], saving_median: ends[2], chance: chance,
       plain_hours: steps * one.plain / 3600, coded_hours: steps * one.coded / 3600,
       plain_usd: steps * one.plain * usd, coded_usd: steps * one.coded * usd,
       saved_usd: steps * (one.plain - one.coded) * usd,

@@ -16,6 +16,7 @@ import pytest
 
 from tq.economics import calculator, prices
 from tq.economics.__main__ import EXAMPLES, main
+from tq.economics.savings import reference
 from tq.economics.terminal import progress
 from tq.systems import tables
 
@@ -30,7 +31,7 @@ def ask(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
 
 def test_savings_are_the_calculator_s(capsys: pytest.CaptureFixture[str]) -> None:
     found = ask(capsys, "savings", "--link-gbit", "25", "--baseline", "fp32", "--overlap", ".3")
-    case = calculator.defaults("savings") | {"link_gbit": 25.0, "base_bits": 32.0, "overlap": 0.3}
+    case = reference(link_gbit=25.0, base_bits=32.0, overlap=0.3)
     expected = calculator.savings(case)
     assert found["case"] == case and found["saving"] == expected["saving"] and found["pays"] == "yes"
     assert main(["savings", "--link-gbit", "25", "--baseline", "fp32", "--overlap", ".3"]) == 0

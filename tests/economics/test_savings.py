@@ -86,6 +86,20 @@ def test_break_evens_separate_yes_from_no(overlap: float, zero: float) -> None:
         assert savings({**case, "link_gbit": 1e6})["breakeven_codec_g"] is None
 
 
+def test_gradients_and_weights_cannot_use_each_other_s_cover() -> None:
+    """Gradients that are hidden whole leave cover that weights cannot take, and the other way round."""
+    whole = times(reference(overlap=0.0))
+    compute, weights = float(whole.compute), float(whole.exchange) / 2  # bf16 both ways
+    for overlap in (0.0, 0.03, 0.1, 1.0):
+        found = times(reference(overlap=overlap))
+        for gradients, waits in ((weights, found.exposed), (weights * 4.25 / 16, found.coded_exposed)):
+            cover = overlap * compute
+            expected = max(gradients - 2 / 3 * cover, 0) + max(weights - cover / 3, 0)
+            assert float(waits) == pytest.approx(expected, abs=1e-12)
+    without = times(reference(overlap=0.03, zero=0))
+    assert float(without.exposed) == pytest.approx(2 * weights - 0.02 * compute)
+
+
 def test_a_single_replica_sends_nothing_and_codes_nothing() -> None:
     found = savings(reference(gpus=8))
     assert found["exchange_s"] == found["codec_s"] == found["saving"] == 0.0 and found["pays"] == -1.0
@@ -98,6 +112,9 @@ def test_draws_are_even_within_each_range_and_the_same_for_two_cases() -> None:
     assert compute.shape == (SAMPLES,) and np.mean(drawn < case["tflops"]) == pytest.approx(0.5, abs=0.01)
     assert drawn.min() >= case["tflops_low"] - 1e-6 and drawn.max() <= case["tflops_high"] + 1e-6
     assert np.quantile(drawn, (0.25, 0.75)) == pytest.approx((450, 525), rel=0.01)
+    speed = 2 * 8.75 / sampled(case).codec
+    quarters = np.sqrt((case["codec_g"] * case["codec_g_low"], case["codec_g"] * case["codec_g_high"]))
+    assert np.quantile(speed, (0.25, 0.5, 0.75)) == pytest.approx((quarters[0], case["codec_g"], quarters[1]), rel=0.05)
     slower = sampled(reference(link_gbit=100))
     assert np.array_equal(slower.compute, sampled(case).compute) and (slower.exchange > sampled(case).exchange).all()
 

@@ -9,10 +9,13 @@ the index start from it and vary one thing at a time.
 
 A step is compute, the codec, and what of the data-parallel exchange compute does not hide:
 
-    T = C + max(W - o C, 0)         T' = C + c + max(W' - o C, 0)
+    T = C + max(R - 2/3 o C, 0) + max(G - 1/3 o C, 0)        T' likewise, with c, R' and G'
 
-C: 6 FLOPs per parameter and token · W, W': a reduce-scatter of gradients and an all-gather, of weights in bf16 under
-ZeRO-1 and of gradients without · c: every number encoded and decoded once (without ZeRO twice) · o: `overlap`.
+C: 6 FLOPs per parameter and token · R: the reduce-scatter of gradients, which only a backward pass can hide · G:
+ZeRO-1's all-gather of weights in bf16, which runs behind the next forward pass. Without ZeRO both phases carry
+gradients and hide behind the backward pass alone · c: every number encoded and decoded (without ZeRO the mean once
+more) · o: `overlap`, the share of the compute during which the exchange can run: one micro-batch of many where
+gradients accumulate.
 `book/_static/calculators.js` mirrors this file; a test holds the two together.
 
 Sources: Thakur et al. 2005 (ring collectives), Rajbhandari et al. 2020 (ZeRO), Roberts 2018 (the R sequence).
@@ -36,6 +39,7 @@ from tq.economics.uncertainty import Uncertain
 from tq.systems import tables
 
 UNCERTAIN = ("tflops", "reach", "overlap", "codec_g")  # each with NAME_low and NAME_high
+BACKWARD = 2 / 3  # of the compute
 WEIGHT_BITS = 16  # of the weights that ZeRO-1's all-gather carries
 NODE_GPUS = 8  # replicas smaller than a node reduce within it first, on NVLink, which takes no time here
 SAMPLES = 1000
@@ -153,7 +157,7 @@ class Times:
     coded_exchange: Array
     exposed: Array
     coded_exposed: Array
-    codec: Array
+    codec: Array  # none of it is hidden
 
     @property
     def plain(self) -> Array:
@@ -189,12 +193,25 @@ def _times(x: Case, drawn: Mapping[str, Any]) -> Times:
     step = _step(x, drawn["tflops"])
     ratio, rate = x["base_bits"] / stored_bits(x), x["link_gbit"] * np.asarray(drawn["reach"])
     numbers = passes(float(step.replicas), x["zero"]) * float(step.numbers)
-    compute = np.asarray(step.compute_s, float)
+    compute, cover = np.asarray(step.compute_s, float), np.asarray(drawn["overlap"], float)
+    whole = step.exchange_s(rate)
+    reduce = whole * _gradients(x)
+    gather = whole - reduce
     return Times(
-        compute, step.exchange_s(rate), step.exchange_s(rate, ratio),
-        step.exposed_s(rate, 1.0, drawn["overlap"]), step.exposed_s(rate, ratio, drawn["overlap"]),
+        compute, whole, reduce / ratio + gather,
+        _exposed(reduce, gather, cover * compute), _exposed(reduce / ratio, gather, cover * compute),
         numbers / (np.asarray(drawn["codec_g"]) * 1e9),
     )  # fmt: skip
+
+
+def _gradients(x: Case) -> float:
+    """Share of the bytes that are gradients."""
+    return x["base_bits"] / (x["base_bits"] + WEIGHT_BITS) if x["zero"] else 1.0
+
+
+def _exposed(reduce: Array, gather: Array, cover: Array) -> Array:
+    """What is waited for of gradients and of weights that return: neither can use the other's cover."""
+    return np.maximum(reduce - BACKWARD * cover, 0.0) + np.maximum(gather - (1 - BACKWARD) * cover, 0.0)
 
 
 def times(case: Case, **drawn: ArrayLike) -> Times:
@@ -206,9 +223,13 @@ def times(case: Case, **drawn: ArrayLike) -> Times:
 
 
 def inputs(case: Case) -> dict[str, Uncertain]:
-    """The ranges of the uncertain inputs: half of the draws lie below the expected value and half above."""
+    """The ranges of the uncertain inputs: half of the draws lie below the expected value and half above, evenly; of the
+    codec's speed, whose ends are two orders of magnitude apart, evenly in its logarithm."""
     x = _check(case)
-    return {name: Uncertain(x[f"{name}_low"], x[name], x[f"{name}_high"], "halves") for name in UNCERTAIN}
+    shapes = {name: "log-halves" if name == "codec_g" else "halves" for name in UNCERTAIN}
+    return {
+        name: Uncertain(x[f"{name}_low"], x[name], x[f"{name}_high"], shape) for name, shape in shapes.items()
+    }
 
 
 def _sequence(dimensions: int) -> Array:
@@ -227,23 +248,43 @@ def sampled(case: Case) -> Times:
     return _times(case, {name: each.at(points[:, i]) for i, (name, each) in enumerate(inputs(case).items())})
 
 
+def _breakeven_gbit(x: Case, codec_s: float) -> float:
+    """Link rate above which codes do not pay. The gain falls as the link gets faster, so bisection finds where it is
+    the codec's time; inf where the codec takes no time, 0 where codes pay on no link."""
+
+    def gain(gbit: float) -> float:
+        found = _times({**x, "link_gbit": gbit}, {name: x[name] for name in UNCERTAIN})
+        return float(found.exposed - found.coded_exposed)
+
+    low, high = 1e-6, 1e12
+    if gain(low) <= codec_s:
+        return 0.0
+    if gain(high) > codec_s or codec_s == 0:
+        return math.inf
+    for _ in range(200):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if gain(middle) > codec_s else (low, middle)
+    return math.sqrt(low * high)
+
+
 def savings(case: Case) -> Result:
     """Step, run, cost and saving with and without codes.
 
-    NAME: at the expected inputs; NAME_low and NAME_high: what one draw in ten falls below and above (`sampled`).
+    NAME: at the expected inputs; NAME_low and NAME_high: what one draw in ten falls below and above (`sampled`);
+    saving_median: what half of the draws fall below.
     chance: share of the draws in which codes save time. pays: 1 with a chance of at least .8, -1 of at most .2, else 0.
     breakeven_gbit: above this link codes do not pay; None, on any link they do. breakeven_codec_g: below this speed of
     the codec they do not; None, at no speed they do.
     """
     x = _check(case)
-    at, many, step = times(x), sampled(x), _step(x, x["tflops"])
+    at, many = times(x), sampled(x)
     ratio = x["base_bits"] / stored_bits(x)
     steps, usd_per_s = x["tokens_b"] * 1e3 / x["batch_m"], x["gpus"] * x["usd_per_gpu_hour"] / 3600
-    low, high = (float(q) for q in np.quantile(many.saving, (0.1, 0.9)))
+    low, mid, high = (float(q) for q in np.quantile(many.saving, (0.1, 0.5, 0.9)))
     usd_low, usd_high = (float(q) * steps * usd_per_s for q in np.quantile(many.plain - many.coded, (0.1, 0.9)))
     chance = float(np.mean(many.saving > 0))
     plain, coded, gain = float(at.plain), float(at.coded), float(at.exposed - at.coded_exposed)
-    limit = float(step.breakeven_gbit(ratio, float(at.codec), x["overlap"])) / x["reach"]
+    limit = _breakeven_gbit(x, float(at.codec))
     coding = float(at.codec) * x["codec_g"]
     return {
         "ratio": ratio,
@@ -257,6 +298,7 @@ def savings(case: Case) -> Result:
         "saving": 1 - coded / plain,
         "saving_low": low,
         "saving_high": high,
+        "saving_median": mid,
         "chance": chance,
         "plain_hours": steps * plain / 3600,
         "coded_hours": steps * coded / 3600,

@@ -27,7 +27,6 @@ from tq.systems.arguments import one_of
 REPORT_PER_S = 1.28e9  # numbers/s each way, from the report's round trip of 16 million in 26.21 ms (T-013)
 CODEC_PER_S = savings.job()["codec_g"].value * 1e9  # that of the reference job; not measured on a GPU
 FORMS = ("plain", "gradients", "both")
-BACKWARD = 2 / 3  # share of the computing time that is backward, and can hide an exchange
 
 
 @dataclass(frozen=True)
@@ -80,14 +79,14 @@ def fields(name: str) -> dict[str, float]:
         raise ValueError(f"case={name!r} has experts: the closed form is for dense models")
     layout, prediction = found.layout, found.predict()
     alone = float(prediction.iteration_s - prediction.parts["dp_exposed"])
-    tokens = float(prediction.tokens_per_iteration)
+    tokens, cover = float(prediction.tokens_per_iteration), 1 / (layout.micro_batches * layout.interleave)
     tflops = 6 * found.shape.parameters * tokens / alone / layout.gpus / 1e12
     low, high = (float(end / prediction.iteration_s) for end in prediction.interval)
     return {
         "parameters_b": found.shape.parameters / 1e9, "tokens_b": found.tokens / 1e9, "batch_m": tokens / 1e6,
         "gpus": float(layout.gpus), "gpus_per_replica": float(layout.tp * layout.pp),
         "tflops": tflops, "tflops_low": tflops / high, "tflops_high": tflops / low,
-        "overlap": 1 / (layout.micro_batches * layout.interleave),
+        "overlap": cover, "overlap_high": cover,
     }  # fmt: skip
 
 

@@ -24,14 +24,15 @@ Array = NDArray[np.float64]
 Function = Callable[..., Any]  # of keyword arguments, each an array [n] or a number; returns [n]
 
 MAX_SAMPLES = 10_000_000  # more do not fit the memory of a usual machine
-SHAPES = ("triangular", "uniform", "halves", "loguniform", "quantiles")
+SHAPES = ("triangular", "uniform", "halves", "log-halves", "loguniform", "quantiles")
 
 
 @dataclass(frozen=True)
 class Uncertain:
     """low, mid, high and how samples lie between: "triangular" (most at mid), "halves" (uniform on either side of mid,
-    half of them each: mid is the median), "uniform" and "loguniform" (mid unused). Or "quantiles": low and high are
-    what one sample in ten falls below and above, mid the median (log-logistic on either side)."""
+    half of them each: mid is the median), "log-halves" (the same of the logarithm), "uniform" and "loguniform" (mid
+    unused). Or "quantiles": low and high are what one sample in ten falls below and above, mid the median (log-logistic
+    on either side)."""
 
     low: float
     mid: float
@@ -42,7 +43,7 @@ class Uncertain:
         Interval(self.low, self.mid, self.high)  # finite and in order, or it raises
         if self.shape not in SHAPES:
             raise ValueError(f"shape must be one of {', '.join(SHAPES)}; got {self.shape!r}")
-        if self.shape in ("loguniform", "quantiles") and self.low <= 0:
+        if self.shape in ("loguniform", "log-halves", "quantiles") and self.low <= 0:
             raise ValueError(f"low must be positive for shape={self.shape!r}, got {self.low}")
 
     @classmethod
@@ -68,6 +69,8 @@ class Uncertain:
             return self.low * np.exp(u * math.log(self.high / self.low))
         if self.shape == "halves":
             return np.interp(u, [0.0, 0.5, 1.0], [self.low, self.mid, self.high])
+        if self.shape == "log-halves":
+            return np.exp(np.interp(u, [0.0, 0.5, 1.0], np.log([self.low, self.mid, self.high])))
         if self.shape == "quantiles":
             inside = np.clip(u, 1e-9, 1 - 1e-9)
             steps = np.log(inside / (1 - inside)) / math.log(9.0)  # -1 at one in ten, +1 at nine in ten

@@ -16,7 +16,7 @@ def chances(bf16: float, fp32: float) -> dict[str, float]:
 
 def sums(run: str, priced: float, slow: float) -> dict[str, float]:
     """Probabilities of the claimed sum on 400 Gbit/s against bf16, and on 100 against fp32."""
-    return {f"saved/{run}/400g/bf16/as-claimed": priced, f"saved/{run}/100g/fp32/as-claimed": slow}
+    return {f"saved/{run}/400g/bf16/reached": priced, f"saved/{run}/100g/fp32/reached": slow}
 
 
 RESULTS: dict[str, s.Values] = {

@@ -52,9 +52,9 @@ def _dollars(run: str, change: str) -> Rule:
     def rule(claim: Claim, results: Results) -> Finding:
         """The codec, as fast as expected, saves the claimed sum on the network of rented H100 against bf16 with a
         probability of .8; in part with .2 or more, there or on 100 Gbit/s against fp32."""
-        priced = results(CHAPTER, f"saved/{run}/400g/bf16/as-claimed")
+        priced = results(CHAPTER, f"saved/{run}/400g/bf16/reached")
         mid = results(CHAPTER, f"saved/{run}/400g/bf16/mid")
-        slow, slow_mid = (results(CHAPTER, f"saved/{run}/100g/fp32/{what}") for what in ("as-claimed", "mid"))
+        slow, slow_mid = (results(CHAPTER, f"saved/{run}/100g/fp32/{what}") for what in ("reached", "mid"))
         cost = results(CHAPTER, f"cost/{run}/mid")
         checks = (
             compare("probability of the sum on 400 Gbit/s against bf16", priced, SURE),

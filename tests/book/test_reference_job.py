@@ -12,7 +12,7 @@ from tq.book.record.results import load
 from tq.book.site import calculators
 from tq.economics import calculator
 from tq.economics.__main__ import main
-from tq.economics.savings import reference, savings
+from tq.economics.savings import reference, savings, widened
 
 LINKS = (400, 100, 25, 10)
 NETWORKS = {"ib-ndr": 400, "eth-100g": 100, "eth-25g": 25, "eth-10g": 10}
@@ -67,7 +67,8 @@ def test_communication_and_energy(profile: str, network: str) -> None:
 def test_command_line_and_calculator(capsys: pytest.CaptureFixture[str], overlap: float, zero: float) -> None:
     assert main(["savings", "--overlap", f"{overlap}", "--zero", f"{zero:g}", "--json"]) == 0
     found, job = json.loads(capsys.readouterr().out), wanted(overlap=overlap, zero=zero)
-    page = calculators.run("savings", calculator.defaults("savings") | {"overlap": overlap, "zero": zero})
+    case = widened(calculator.defaults("savings") | {"overlap": overlap, "zero": zero})
+    page = calculators.run("savings", case)
     for key in ("plain_usd", "coded_usd", "saved_usd", "saved_usd_low", "saved_usd_high"):
         assert round(found[key], 2) == round(job[key], 2) == round(page[key] or 0.0, 2)
 

@@ -26,6 +26,7 @@ EXAMPLES = """examples:
   python -m tq.book build                                  HTML of the committed book in _build/html
   python -m tq.book bench                                  throughput of the codec on this device
   python -m tq.book lint                                   measured numbers that were typed into the prose
+  python -m tq.book prose distortion                       long sentences and banned phrases of a page
 """
 
 VERDICTS = (
@@ -134,6 +135,21 @@ def _lint(given: argparse.Namespace) -> int:
     found = lint.lint(values)
     print("\n".join(map(str, found)) or f"no typed result among {len(values)} recorded numbers")
     return 1 if found else 0
+
+
+def _prose(given: argparse.Namespace) -> int:
+    from tq.book.site import prose
+
+    found = prose.report(given.pages)
+    for page in found:
+        print(
+            f"{page.page:24s} {page.sentences:4d} sentences, median {page.median:2d} words, "
+            f"95 % at most {page.high:2d}, "
+            f"{len(page.phrases)} phrases of the word list{'' if page.good else '  <-'}"
+        )
+        if given.pages:
+            print("\n".join([*(f"  {phrase}" for phrase in page.phrases), f"  longest: {page.longest}"]))
+    return 0 if all(page.good for page in found) else 1
 
 
 def _readme(given: argparse.Namespace) -> int:
@@ -257,6 +273,9 @@ def _pages(commands: Any) -> None:
     linted = commands.add_parser("lint", help="find measured numbers that were typed into the prose")
     linted.add_argument("--fresh", action="store_true", help="against the results of the last runs as well")
     linted.set_defaults(act=_lint)
+    prose = commands.add_parser("prose", help="length of the sentences, and phrases that the word list bans")
+    prose.add_argument("pages", nargs="*", metavar="PAGE", help="to show in detail; none: every page, a line each")
+    prose.set_defaults(act=_prose)
     readme = commands.add_parser("readme", help="rewrite the README's measured table from the recorded results")
     readme.set_defaults(act=_readme)
     judged = commands.add_parser(

@@ -199,7 +199,7 @@ def findings(text: str, where: str, values: Sequence[Recorded], chapter: str = "
     return found
 
 
-def _cells(notebook: dict[str, Any]) -> Iterator[tuple[int, str]]:
+def cells(notebook: dict[str, Any]) -> Iterator[tuple[int, str]]:
     for number, cell in enumerate(notebook.get("cells", []), 1):
         if cell["cell_type"] == "markdown":
             yield number, cell["source"] if isinstance(cell["source"], str) else "".join(cell["source"])
@@ -213,9 +213,9 @@ def lint(values: Sequence[Recorded] | None = None) -> list[Finding]:
     for page in sorted((root / "book").glob("*.md")):
         found += findings(page.read_text(encoding="utf-8"), f"book/{page.name}", values)
     for path in sorted((root / "notebooks").glob("*.ipynb")):
-        cells = list(_cells(paths.read_json(path) or {}))
-        whole = "\n\n".join(source for _, source in cells)
-        for number, source in cells:
+        markdown = list(cells(paths.read_json(path) or {}))
+        whole = "\n\n".join(source for _, source in markdown)
+        for number, source in markdown:
             if DECLARED not in source:
                 found += findings(source, f"notebooks/{path.name}, cell {number}", values, path.stem, whole)
     return found

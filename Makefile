@@ -13,6 +13,7 @@ CHAPTERS ?=
 JOBS     ?= 1
 FORCE    ?=
 WORKERS  ?= 2
+HOST     ?= 127.0.0.1
 PORT     ?= 8000
 UPGRADE  ?=
 
@@ -25,7 +26,7 @@ ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 JUPYTER
 # Cell by cell; --dist loadscope keeps the cells of a notebook together.
 NBVAL = $(ONE_THREAD) $(PY) -m pytest -q --nbval-lax --nbval-current-env -n $(WORKERS) --dist loadscope
 
-.PHONY: help setup reproduce test book serve lab check bench soak lock clean
+.PHONY: help setup reproduce test book serve wheel lab check bench soak lock clean
 
 help: ## list the targets and the variables
 	@echo "Two commands do most of it:  make reproduce   and   make test"
@@ -40,7 +41,7 @@ help: ## list the targets and the variables
 	@echo "  FORCE=             FORCE=1: 'reproduce' also re-runs chapters that are up to date"
 	@echo "  MINUTES=           'reproduce' stops after so many minutes, and goes on where it was when called again"
 	@echo "  WORKERS=2          processes of 'test' and 'soak'"
-	@echo "  PORT=8000          port of 'serve'"
+	@echo "  PORT=8000          port of 'serve'; HOST=127.0.0.1 is its address"
 	@echo "  PYTHON=            interpreter for 'setup', e.g. PYTHON=python3.12; empty: the newest that is found"
 	@echo "  VENV=.venv         where 'setup' installs"
 	@echo "  PY=                an interpreter that already has everything, e.g. PY=python in a conda environment"
@@ -71,11 +72,14 @@ test: check ## check, then every test, then the notebooks that changed, and thre
 book: $(READY) ## build the HTML from the committed notebooks, without executing them
 	@$(PY) -m tq.book build
 
-serve: $(READY) ## serve the HTML that was built last, on this machine only
+serve: $(READY) ## serve the HTML that was built last, on this machine only unless HOST says otherwise
 	@folder=$$(ls -td _build/html _build/fresh/html 2>/dev/null | head -n 1 || true); \
 	test -n "$$folder" || { echo "There is no built book yet: run 'make book' or 'make reproduce' first." >&2; exit 1; }; \
-	echo "$$folder on http://127.0.0.1:$(PORT)/ (Ctrl-C stops)"; \
-	$(PY) -m http.server --bind 127.0.0.1 --directory "$$folder" $(PORT)
+	echo "$$folder on http://$(HOST):$(PORT)/ (Ctrl-C stops)"; \
+	$(PY) -m http.server --bind $(HOST) --directory "$$folder" $(PORT)
+
+wheel: $(READY) ## build the wheel of the package into dist/
+	@$(PY) -m pip wheel --quiet --no-deps --wheel-dir dist . && ls dist/*.whl
 
 lab: $(READY) ## open the chapters in JupyterLab
 	@$(PY) -m jupyter lab notebooks

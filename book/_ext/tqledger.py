@@ -2,8 +2,10 @@
 
     {claim}`S0-001`          link to the ledger's row, with the verdict as tooltip
     {verdict}`S0-001`        the verdict itself as such a link, for tables that set it beside a claim
+    {verdict-count}`0 partly` how many claims of a document have a verdict; `0` alone: how many it has
     ```{verdict-counts}      how many claims have which verdict, the whitepaper's first, as links into the ledger
     ```{ledger}              every claim: a plain HTML table with an anchor a row; ledger.js adds filters where it runs
+    ```{verdicts}            the claims that this chapter decides, each with its verdict and one sentence
     ```{verdict-changes}     verdicts that changed since they were first recorded
     ```{verdict-words}       what each verdict means
     ```{tolerances}          how far a figure may be off, by how a document writes it
@@ -25,7 +27,7 @@ from sphinx.environment import BuildEnvironment
 from sphinx.transforms import SphinxTransform
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective, SphinxRole
-from tqledger_html import Book, View, changes, counts, table
+from tqledger_html import Book, View, changes, counts, examined, table
 
 from tq import systems
 from tq.book import paths
@@ -124,6 +126,19 @@ class VerdictRole(ClaimRole):
     show = "verdict"
 
 
+class CountRole(SphinxRole):
+    def run(self) -> tuple[list[nodes.Node], list[nodes.system_message]]:
+        seed, _, verdict = self.text.strip().partition(" ")
+        of = book(self.env.app)
+        number = ledger.counts(v for v in of.verdicts.values() if of.claims[v.id].seed == seed)
+        if seed not in ledger.SEEDS or (verdict and verdict not in number):
+            logger.warning("verdict-count: nothing counts %r", self.text, location=self.get_location(), type="tqledger")
+            return [nodes.problematic(self.rawtext, f"[{self.text}]")], []
+        for path in inputs():
+            self.env.note_dependency(path)
+        return [nodes.inline("", str(number[verdict] if verdict else sum(number.values())))], []
+
+
 class CiteInText(SphinxTransform):
     """Ids of claims in running text become citations: what a page names, the ledger should know."""
 
@@ -167,6 +182,17 @@ class CountsDirective(Place):
 
 class ChangesDirective(Place):
     what = "changes"
+
+
+class VerdictsDirective(Place):
+    what = "verdicts"
+
+    def run(self) -> list[nodes.Node]:
+        chapter = self.env.docname.rpartition("/")[2]
+        cited(self.env).setdefault(self.env.docname, set()).update(
+            name for name, claim in book(self.env.app).claims.items() if claim.chapter == chapter
+        )
+        return super().run()
 
 
 class Table(SphinxDirective):
@@ -263,6 +289,9 @@ def resolve(app: Sphinx, doctree: nodes.document, page: str) -> None:
     for place in list(doctree.findall(ledger_node)):
         if place["what"] == "ledger":
             html = table(View(book(app), link, titles(app.env), citing(app.env)))
+        elif place["what"] == "verdicts":
+            view = View(book(app), link, titles(app.env), citing(app.env))
+            html = examined(view, page.rpartition("/")[2])
         elif place["what"] == "counts":
             html = counts(book(app), "" if page == where else (link(where) if where else None))
         else:
@@ -302,7 +331,9 @@ def setup(app: Sphinx) -> dict[str, Any]:
         app.add_node(node)
     app.add_role("claim", ClaimRole())
     app.add_role("verdict", VerdictRole())
+    app.add_role("verdict-count", CountRole())
     app.add_directive("ledger", LedgerDirective)
+    app.add_directive("verdicts", VerdictsDirective)
     app.add_directive("verdict-counts", CountsDirective)
     app.add_directive("verdict-changes", ChangesDirective)
     app.add_directive("verdict-words", WordsDirective)

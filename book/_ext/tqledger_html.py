@@ -169,6 +169,34 @@ def row(view: View, claim: ledger.Claim) -> str:
     return f'<tr role="row" id="claim-{claim.id}" {marks}>{head}{data}</tr>'
 
 
+def examined(view: View, chapter: str) -> str:
+    """The claims that a chapter decides: verdict, claim, and one sentence why, the whitepaper's and its report's first;
+    those of the side documents are folded where there are others."""
+    mine = [claim for claim in view.book.claims.values() if claim.chapter == chapter]
+    first = [claim for claim in mine if claim.seed in ("0", "T")] or mine
+    others = [claim for claim in mine if claim not in first]
+
+    def listed(claims: list[ledger.Claim]) -> str:
+        return f'<ul class="tq-examined">{"".join(line(view, claim) for claim in claims)}</ul>'
+
+    if not mine:
+        return "<p>No claim of the ledger is decided here.</p>"
+    more = f"<details><summary>{len(others)} claims of the side documents</summary>{listed(others)}</details>"
+    return listed(first) + (more if others else "")
+
+
+def line(view: View, claim: ledger.Claim) -> str:
+    """One claim of a chapter's box, with a link to its row in the ledger."""
+    verdict = view.book.verdicts[claim.id]
+    where = view.link("book/claims")
+    name = f'<a class="tq-claim" href="{escape(where)}#claim-{claim.id}">{claim.id}</a>' if where else claim.id
+    figure = f": <b>{escape(claim.figure)}</b>" if claim.figure else ""
+    return (
+        f"<li>{badge(verdict.verdict)} <span>{escape(claim.claim)}{figure} <small>({ledger.SEEDS[claim.seed]}, "
+        f"{name})</small><br>{escape(verdict.condition)}</span></li>"
+    )
+
+
 def place(view: View, chapter: str) -> str | None:
     """The page of a chapter, be it a notebook or prose; None if it is not built."""
     return next((page for page in (f"notebooks/{chapter}", f"book/{chapter}") if view.link(page)), None)

@@ -147,7 +147,9 @@ class Page:
         if found is None:
             missing = badge("no results recorded", "tq-not-measured")
             return self._small(view, [html.escape(device), f"profile {profile}", missing, command]), None
+        rehearsal = [badge("rehearsal: the quick profile", "tq-stale")] if profile == "quick" else []
         parts = [html.escape(found.device_name), f"profile {profile}", found.date, f"commit {found.commit}{found.kept}"]
+        parts += rehearsal
         name = self._identify(found, kind, attributes, body, png)
         links = []
         if name is not None:
@@ -170,7 +172,12 @@ class Page:
 
     @staticmethod
     def _small(view: str, parts: list[str]) -> str:
-        return f'<small class="tq-provenance" data-view="{view}">{" · ".join(parts)}</small>'
+        """Folded behind one word, so that captions speak; what warns stays in sight."""
+        marks = "".join(f" {part}" for part in parts if 'class="tq-badge' in part)
+        return (
+            f'<details class="tq-source"><summary>Source{marks}</summary>'
+            f'<small class="tq-provenance" data-view="{view}">{" · ".join(parts)}</small></details>'
+        )
 
     @staticmethod
     def _place(view: str, name: str | None, png: bytes) -> str:
@@ -190,7 +197,7 @@ class Page:
             names.append(name)
             return text
 
-        made = LINE.sub(complete, body)
+        made = LINE.sub(complete, body).replace('<br><details class="tq-source"', '<details class="tq-source"')
         name = next((n for n in names if n), None)
         if picture and png is not None and view:
             place = self._place(view, name, png)
@@ -287,7 +294,7 @@ def on_doctree_read(app: Sphinx, doctree: nodes.document) -> None:
     title = next(iter(doctree.findall(nodes.title)), None)
     if folder == "notebooks" and title is not None:
         if shown is None or shown.split("/")[2] != chapter:
-            shown = f"cpu/quick/{chapter}"
+            shown = f"cpu/full/{chapter}"
         title.parent.insert(
             title.parent.index(title) + 1, nodes.raw("", page.recordings(chapter, shown), format="html")
         )

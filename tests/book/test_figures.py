@@ -93,3 +93,16 @@ def test_no_other_file_sets_matplotlibs_defaults() -> None:
     for path in [*(h.ROOT / "tq").rglob("*.py"), *(h.ROOT / "notebooks").glob("*.ipynb")]:
         if path.name != "figures.py":
             assert "rcParams" not in path.read_text(encoding="utf-8"), path.name
+
+
+def test_what_cannot_be_read_is_named() -> None:
+    fig, ax = figures.figure("full")
+    ax.plot([1, 2], [3, 4])
+    ax.set_title("A message")
+    assert figures.problems(fig) == []
+    ax.text(1.5, 3.5, "one label")
+    ax.text(1.51, 3.5, "another", fontsize=6)
+    assert figures.problems(fig) == ["'another' has 6.0 points", "'one label' overlaps 'another'"]
+    wide, axes = figures.figure("wide")
+    axes.text(0.5, 0.5, "small", fontsize=10)
+    assert figures.problems(wide) == ["'small' has 7.5 points"]

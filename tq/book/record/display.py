@@ -6,7 +6,9 @@ No scripts, no random ids: the same content gives the same output.
 from __future__ import annotations
 
 import base64
+import csv
 import html
+import re
 import struct
 import sys
 from typing import Any
@@ -25,19 +27,47 @@ class Table:
         self._data = data or {}
 
     def _repr_html_(self) -> str:
-        text = self.frame.to_html(index=self._index, border=0, na_rep="not measured", float_format=lambda x: f"{x:.4g}")
-        head, body = text.replace(' style="text-align: right;"', "").split("<tbody>", 1)
-        head = head.replace("<th>", '<th scope="col">')
-        body = body.replace("<th>", '<th scope="row">')
-        # Not <caption>: browsers squeeze that to the width of the table.
-        return (
-            f'<figure class="tq-table"{_attributes(self._data)}><div style="overflow-x:auto">'
-            f"{head}<tbody>{body}</div>\n"
-            f"<figcaption>{html.escape(self.caption)}<br>{self._source}</figcaption></figure>"
-        )
+        text = self.frame.to_csv(index=self._index, lineterminator="\n")
+        return table_html(text, self.caption, self._source, self._data)
 
     def __repr__(self) -> str:
         return f"{self.caption}\n{self.frame.to_string(index=self._index, na_rep='not measured')}"
+
+
+def _cell(text: str) -> str:
+    """A cell as it is read: numbers with at most four digits that say something, whole ones with all of theirs."""
+    if text in ("True", "False"):
+        return "yes" if text == "True" else "no"
+    if re.fullmatch(r"-?\d{5,}(?:\.0)?", text):
+        return f"{int(float(text)):,}"
+    if re.fullmatch(r"-?\d*\.\d+(?:e[+-]?\d+)?|-?\d+e[+-]?\d+", text):
+        digits = text.partition("e")[0].replace("-", "").replace(".", "").lstrip("0")
+        text = f"{float(text):.4g}" if len(digits) > 4 or "e" in text else text.removesuffix(".0")
+    return text.replace("-", "\N{MINUS SIGN}", 1) if re.match(r"-[\d.]", text) else text
+
+
+def table_html(csv_text: str, caption: str, source: str, data: dict[str, str] | None = None) -> str:
+    """A table, given as CSV with its head, as an accessible HTML table without random ids.
+
+    The first column heads the rows. An empty cell among numbers reads "not measured"; an empty column is left out.
+    """
+    head, *rows = csv.reader(csv_text.splitlines())
+    columns = [column for column in range(len(head)) if not rows or any(row[column] for row in rows)]
+    filled = {c: [row[c] for row in rows if row[c]] for c in columns}
+    numeric = {c for c, texts in filled.items() if 2 * sum(any(map(str.isdigit, text)) for text in texts) >= len(texts)}
+    lines = []
+    for row in rows:
+        cells = [_cell(row[c]) if row[c] or c not in numeric else "not measured" for c in columns]
+        first, *others = map(html.escape, cells)
+        lines.append(f'<tr><th scope="row">{first}</th>{"".join(f"<td>{cell}</td>" for cell in others)}</tr>')
+    heads = "".join(f'<th scope="col">{html.escape(head[c])}</th>' for c in columns)
+    body = "\n".join(lines)
+    # Not <caption>: browsers squeeze that to the width of the table.
+    return (
+        f'<figure class="tq-table"{_attributes(data or {})}><div style="overflow-x:auto">'
+        f'<table class="dataframe">\n<thead><tr>{heads}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div>\n'
+        f"<figcaption>{html.escape(caption)}<br>{source}</figcaption></figure>"
+    )
 
 
 def _attributes(data: dict[str, str]) -> str:

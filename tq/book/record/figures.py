@@ -232,3 +232,40 @@ def heatmap(ax: Axes, frame: Any, unit: str, *, fmt: str = ".2g", centre: float 
         )  # fmt: skip
     ax.grid(False)
     return ax
+
+
+SHOWN = 7.5  # inches that the column of a page has; a wider figure is shrunk to it
+SMALLEST = 9.0  # points, as shown
+
+
+def problems(fig: Figure) -> list[str]:
+    """What a reader could not read in a figure: letters below nine points as shown, and labels that overlap.
+
+    Two labels overlap where they share more than a twentieth of the smaller one's box.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.text import Text
+
+    kept = fig.canvas
+    canvas = FigureCanvasAgg(fig)
+    canvas.draw()
+    renderer = canvas.get_renderer()
+    fig.set_canvas(kept)
+    shrunk = min(1.0, SHOWN / fig.get_figwidth())
+    boxes: list[tuple[str, float, Any]] = []
+    for text in fig.findobj(Text):
+        if not (isinstance(text, Text) and text.get_visible() and text.get_text().strip()) or text.get_alpha() == 0:
+            continue
+        if text.axes is not None and not text.axes.get_visible():
+            continue
+        box = text.get_window_extent(renderer)
+        if box.width and box.height and fig.bbox.overlaps(box):
+            boxes.append((text.get_text().strip().replace("\n", " "), float(text.get_fontsize()) * shrunk, box))
+    found = [f"{said!r} has {size:.1f} points" for said, size, _ in boxes if size < SMALLEST - 0.05]
+    for i, (one, _, a) in enumerate(boxes):
+        for other, _, b in boxes[i + 1 :]:
+            wide = min(a.x1, b.x1) - max(a.x0, b.x0)
+            high = min(a.y1, b.y1) - max(a.y0, b.y0)
+            if wide > 0 and high > 0 and wide * high > 0.05 * min(a.width * a.height, b.width * b.height):
+                found.append(f"{one!r} overlaps {other!r}")
+    return found

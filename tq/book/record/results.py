@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from tq.book import paths
-from tq.book.record import display
+from tq.book.record import display, figures
 from tq.book.record.dependencies import reading, source_hash, sources
 from tq.book.record.figuredata import as_csv, rows
 from tq.book.record.provenance import commit, device_name, resolve_device, versions
@@ -31,6 +31,14 @@ DATA_OF = "figure-"  # begins the name of the table that holds what a figure plo
 SPREADS = ("none", "quartiles", "ci95", "range")
 _KEY = re.compile(r"[a-z0-9_./-]+")
 _NAME = re.compile(r"[a-z0-9_-]+")
+
+
+def source_line(device: str, profile: str, name: str) -> str:
+    """The small line under a figure or table; the build adds date and commit, which would make outputs differ."""
+    command = f"make reproduce CHAPTERS={name} DEVICE={device} PROFILE={profile}"
+    return (
+        f'<small class="tq-provenance" data-view="{device}/{profile}/{name}">{device} · <code>{command}</code></small>'
+    )
 
 
 class Chapter:
@@ -121,10 +129,7 @@ class Chapter:
         return median
 
     def _source_line(self) -> str:
-        """The small line under a figure or table; the build adds date and commit, which would make outputs differ."""
-        view = f"{self.device}/{self.profile}/{self.name}"
-        command = f"make reproduce CHAPTERS={self.name} DEVICE={self.device} PROFILE={self.profile}"
-        return f'<small class="tq-provenance" data-view="{view}">{self.device} · <code>{command}</code></small>'
+        return source_line(self.device, self.profile, self.name)
 
     def _keep(self, kind: str, name: str, suffix: str, data: bytes) -> dict[str, Any]:
         if not isinstance(name, str) or not _NAME.fullmatch(name):
@@ -154,7 +159,8 @@ class Chapter:
     def figure(self, name: str, fig: Any, alt: str, caption: str) -> None:
         """Keeps a Matplotlib figure as PNG, shows it once with its alt text and caption, and closes it.
 
-        What it plots is kept as a CSV table of the name "figure-<name>".
+        What it plots is kept as a CSV table of the name "figure-<name>". What a reader could not read in it, small type
+        and labels that overlap, stands with it as `problems`; a test holds that there are none.
         """
         if not alt.strip():
             raise ValueError(f"alt={alt!r}: a figure needs a text that says what it shows")
@@ -165,7 +171,7 @@ class Chapter:
         fig.savefig(buffer, format="png", dpi=display.DPI, metadata={"Software": None})
         png = buffer.getvalue()
         kept = self._keep("figures", name, ".png", png)
-        self._figures[name] = {**kept, "alt": alt, "caption": caption}
+        self._figures[name] = {**kept, "alt": alt, "caption": caption, "problems": figures.problems(fig)}
         drawn = rows(fig)
         if drawn:
             csv = self._keep("tables", DATA_OF + name, ".csv", as_csv(drawn).encode("utf-8"))

@@ -19,6 +19,21 @@ from tq.book.run import clean, stamps
 LINKED = ("tq", "kernels", "data", "tests")  # for literalinclude and tables read by prose
 
 
+def with_launch_buttons(config: str, repository: str) -> str:
+    """The book's configuration with buttons that open a chapter in Colab or Binder, links that load nothing before.
+
+    repository: "owner/name" on GitHub, or nothing: no button, as a book that is built from a disk has no such place.
+    """
+    if not repository:
+        return config
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", repository):
+        raise ValueError(f"TQ_REPOSITORY={repository!r}: owner/name is needed")
+    buttons = '{binderhub_url: "https://mybinder.org", colab_url: "https://colab.research.google.com", thebe: false}'
+    config = re.sub(r"^launch_buttons:.*$", f"launch_buttons: {buttons}", config, flags=re.MULTILINE)
+    config = config.replace("use_repository_button: false", "use_repository_button: true")
+    return f"{config}\nrepository: {{url: 'https://github.com/{repository}', branch: main}}\n"
+
+
 def stage(fresh: bool, device: str, profile: str) -> tuple[Path, list[str]]:
     """Copies what the book is built from; with `fresh` the notebooks just executed, where they are up to date.
 
@@ -27,8 +42,9 @@ def stage(fresh: bool, device: str, profile: str) -> tuple[Path, list[str]]:
     root, target = paths.root(), paths.build() / "stage" / ("fresh" if fresh else "committed")
     shutil.rmtree(target, ignore_errors=True)
     (target / "notebooks").mkdir(parents=True)
-    for name in ("_config.yml", "_toc.yml"):
-        shutil.copy2(root / name, target / name)
+    shutil.copy2(root / "_toc.yml", target / "_toc.yml")
+    config = (root / "_config.yml").read_text(encoding="utf-8")
+    paths.write_text(target / "_config.yml", with_launch_buttons(config, os.environ.get("TQ_REPOSITORY", "")))
     for name in ("book", "assets"):
         if (root / name).is_dir():
             shutil.copytree(root / name, target / name, ignore=shutil.ignore_patterns("__pycache__"))

@@ -1,0 +1,66 @@
+"""Workflows and containers, which nothing here can run: they parse, and they do what the README says."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tq.book.site.build import with_launch_buttons
+
+ROOT = Path(__file__).resolve().parents[1]
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda p: p.stem)
+def test_a_workflow_parses_and_its_steps_are_pinned(path: Path) -> None:
+    found: dict[Any, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    assert found["permissions"]["contents"] == "read" and True in found  # YAML reads the key `on` as true
+    for job in found["jobs"].values():
+        assert job["runs-on"] != "ubuntu-latest" and job["steps"]
+        for step in job["steps"]:
+            assert ("uses" in step) != ("run" in step)
+            assert "uses" not in step or re.fullmatch(r"actions/[\w-]+@v\d+", step["uses"])
+
+
+def test_the_workflows_run_what_everybody_runs() -> None:
+    found = {path.stem: yaml.safe_load(path.read_text(encoding="utf-8"))["jobs"] for path in WORKFLOWS}
+    runs = {
+        name: [step.get("run", "") for job in jobs.values() for step in job["steps"]] for name, jobs in found.items()
+    }
+    assert ".ci/run" in runs["ci"] and {"make book", "make wheel"} <= set(runs["publish"])
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    asked = {word for steps in runs.values() for step in steps for word in re.findall(r"make (\w+)", step)}
+    assert asked <= targets
+
+
+def test_the_container_is_the_two_commands_as_an_ordinary_user() -> None:
+    lines = (ROOT / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ").splitlines()
+    steps = [line.split(None, 1) for line in lines if line.strip() and not line.startswith("#")]
+    known = {"FROM", "RUN", "USER", "WORKDIR", "COPY", "ARG", "EXPOSE", "CMD"}
+    assert {step[0] for step in steps} <= known and steps[0] == ["FROM", "debian:12-slim"]
+    user = next(i for i, step in enumerate(steps) if step[0] == "USER")
+    after = [step[1] for step in steps[user:] if step[0] == "RUN"]
+    assert after[0] == "make reproduce" and after[1].endswith("make test")
+    command = json.loads(steps[-1][1])
+    assert command[:2] == ["make", "serve"]
+
+
+def test_the_development_container_uses_it() -> None:
+    found = json.loads((ROOT / ".devcontainer/devcontainer.json").read_text(encoding="utf-8"))
+    assert (ROOT / ".devcontainer" / found["build"]["dockerfile"]).resolve() == ROOT / "Dockerfile"
+    assert found["postCreateCommand"] == "make reproduce"
+
+
+def test_launch_buttons_need_a_repository() -> None:
+    config = (ROOT / "_config.yml").read_text(encoding="utf-8")
+    assert with_launch_buttons(config, "") == config
+    made = yaml.safe_load(with_launch_buttons(config, "someone/book"))
+    assert made["repository"]["url"] == "https://github.com/someone/book"
+    assert made["launch_buttons"]["colab_url"] and made["html"]["use_repository_button"] is True
+    with pytest.raises(ValueError, match="owner/name"):
+        with_launch_buttons(config, "https://github.com/someone/book")

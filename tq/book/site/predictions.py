@@ -1,0 +1,80 @@
+"""The predictions that chapters made before they measured, each judged by the recorded result: hit, miss or open.
+
+`data/predictions.csv` holds one row a prediction: the sentence, the range that it allowed, and the key of the result.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from tq.book import paths
+
+HIT, MISS, OPEN = "hit", "miss", "not measured"
+COLUMNS = ("id", "chapter", "prediction", "least", "most", "key", "why", "source")
+DEVICE, PROFILE = "cpu", "full"
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One prediction and what was measured."""
+
+    id: str
+    chapter: str
+    text: str
+    least: float  # -inf: not bounded below
+    most: float  # inf: not bounded above
+    key: str
+    why: str
+    value: float | None
+    unit: str
+
+    @property
+    def outcome(self) -> str:
+        if self.value is None:
+            return OPEN
+        return HIT if self.least <= self.value <= self.most else MISS
+
+    @property
+    def allowed(self) -> str:
+        """The range in words."""
+        if math.isinf(self.least):
+            return f"at most {self.most:.4g}"
+        if math.isinf(self.most):
+            return f"at least {self.least:.4g}"
+        return f"{self.least:.4g} to {self.most:.4g}"
+
+
+def predictions(root: Path | None = None) -> list[Prediction]:
+    """Every prediction of the book, in the order of the file.
+
+    Raises ``ValueError`` for a row without any bound, with bounds in the wrong order, or whose chapter has a full
+    recording that lacks its key.
+    """
+    base = (root or paths.root()) / "data"
+    with open(base / "predictions.csv", encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    found = []
+    for row in rows:
+        least = float(row["least"]) if row["least"] else -math.inf
+        most = float(row["most"]) if row["most"] else math.inf
+        if least > most or (math.isinf(least) and math.isinf(most)):
+            raise ValueError(f"{row['id']}: least={row['least']!r}, most={row['most']!r} is no range")
+        recording = paths.read_json(base / "results" / DEVICE / PROFILE / f"{row['chapter']}.json")
+        if recording is not None and row["key"] not in recording["results"]:
+            raise ValueError(f"{row['id']}: {row['chapter']} has recorded no {row['key']!r}")
+        entry = recording["results"][row["key"]] if recording else {"value": None, "unit": "1"}
+        value = None if entry["value"] is None else float(entry["value"])
+        unit = str(entry["unit"])
+        head = (row["id"], row["chapter"], row["prediction"], least, most)
+        found.append(Prediction(*head, row["key"], row["why"], value, unit))
+    return found
+
+
+def counts(found: list[Prediction]) -> dict[str, int]:
+    """How many hit, missed, and are open."""
+    number = Counter(one.outcome for one in found)
+    return {outcome: number[outcome] for outcome in (HIT, MISS, OPEN)}

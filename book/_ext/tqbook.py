@@ -6,7 +6,8 @@
 interval; `{val}`kernels/encode_gbs@cpu:quick|.1f unit range``. Without `@device:profile` the role wants exactly one
 recording that has the key. Inside a Markdown table write the bar as `\\|`.
 
-The number carries its provenance as a tooltip. A missing file or key is a Sphinx warning, so a build with -W fails;
+The number carries its provenance as a tooltip. Results of chapters that run a model look different from measured ones.
+A missing file or key is a Sphinx warning, so a build with -W fails;
 a value that is null reads "not measured". Nothing is computed here: what is not in the file cannot be shown.
 
 Files: `data/results/<device>/<profile>/<chapter>.json` under TQ_BOOK_ROOT (else the folder above the sources that
@@ -38,6 +39,11 @@ FLAGS = ("unit", "range")
 DIMENSIONLESS = (None, "", "1")
 SPREADS = {"ci95": "95 % confidence interval", "quartiles": "quartiles", "range": "range", "none": "range"}
 NOT_MEASURED = "not measured"
+# Chapters that compute from models and tables; the others measure (a test holds this beside the ledger's list).
+MODELLED = (
+    "cost-structure", "impact-communication", "impact-infrastructure", "impact-training-cost", "impact-memory",
+    "energy", "competitive-positioning", "industry-impact",
+)  # fmt: skip
 STALE = "stale: the sources have changed since"
 
 
@@ -154,7 +160,8 @@ def tooltip(data: dict[str, Any], result: dict[str, Any], path: Path, key: str, 
     def short(number: Any) -> str:
         return f"{number:.6g}" if isinstance(number, int | float) else str(number)
 
-    lines = [f"{path.stem}/{key}" + (f" [{result['unit']}]" if result.get("unit") not in DIMENSIONLESS else "")]
+    kind = "modelled: computed from a model and its inputs" if path.stem in MODELLED else "measured"
+    lines = [kind, f"{path.stem}/{key}" + (f" [{result['unit']}]" if result.get("unit") not in DIMENSIONLESS else "")]
     if result.get("value") is not None:
         lines.append(f"value: {short(result['value'])}")
     if result.get("low") is not None and result.get("high") is not None:
@@ -197,7 +204,8 @@ class ValRole(SphinxRole):
         result = data["results"][key]
         text = render(result, match["format"] or "")
         stale = is_stale(root, chapter, data)
-        classes = ["tq-val"] + ["tq-not-measured"] * (text == NOT_MEASURED) + ["tq-stale"] * stale
+        classes = ["tq-val"] + ["tq-modelled"] * (chapter in MODELLED)
+        classes += ["tq-not-measured"] * (text == NOT_MEASURED) + ["tq-stale"] * stale
         return val_node(self.rawtext, text, classes=classes, tooltip=tooltip(data, result, path, key, stale))
 
 

@@ -170,19 +170,30 @@ def row(view: View, claim: ledger.Claim) -> str:
 
 
 def examined(view: View, chapter: str) -> str:
-    """The claims that a chapter decides: verdict, claim, and one sentence why, the whitepaper's and its report's first;
-    those of the side documents are folded where there are others."""
-    mine = [claim for claim in view.book.claims.values() if claim.chapter == chapter]
-    first = [claim for claim in mine if claim.seed in ("0", "T")] or mine
-    others = [claim for claim in mine if claim not in first]
+    """The claims that a chapter decides or gives evidence for: verdict, claim, and why, the whitepaper's and its
+    report's first; those of the side documents, and those that wait for something, are folded."""
+    verdicts = view.book.verdicts
+    mine = [
+        claim
+        for claim in view.book.claims.values()
+        if claim.chapter == chapter or any(e.view and e.chapter == chapter for e in verdicts[claim.id].evidence)
+    ]
+    waiting = [claim for claim in mine if verdicts[claim.id].verdict in (ledger.NOT_MEASURED, ledger.NOT_YET)]
+    decided = [claim for claim in mine if claim not in waiting]
+    first = [claim for claim in decided if claim.seed in ("0", "T")] or decided[:SHOWN]
+    others = [claim for claim in decided if claim not in first]
 
     def listed(claims: list[ledger.Claim]) -> str:
         return f'<ul class="tq-examined">{"".join(line(view, claim) for claim in claims)}</ul>'
 
+    def folded(claims: list[ledger.Claim], what: str) -> str:
+        number = f"{len(claims)} claim{'s' * (len(claims) != 1)}"
+        return f"<details><summary>{number} {what}</summary>{listed(claims)}</details>" if claims else ""
+
     if not mine:
-        return "<p>No claim of the ledger is decided here.</p>"
-    more = f"<details><summary>{len(others)} claims of the side documents</summary>{listed(others)}</details>"
-    return listed(first) + (more if others else "")
+        return "<p>No claim of the ledger rests on this chapter.</p>"
+    more = folded(others, "of the side documents") + folded(waiting, "that this chapter does not decide yet")
+    return (listed(first) if first else "") + more
 
 
 def line(view: View, claim: ledger.Claim) -> str:

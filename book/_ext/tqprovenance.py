@@ -147,7 +147,7 @@ class Page:
         if found is None:
             missing = badge("no results recorded", "tq-not-measured")
             return self._small(view, [html.escape(device), f"profile {profile}", missing, command]), None
-        rehearsal = [badge("rehearsal: the quick profile", "tq-stale")] if profile == "quick" else []
+        rehearsal = [badge("rehearsal: the quick profile", "tq-rehearsal")] if profile == "quick" else []
         parts = [html.escape(found.device_name), f"profile {profile}", found.date, f"commit {found.commit}{found.kept}"]
         parts += rehearsal
         name = self._identify(found, kind, attributes, body, png)

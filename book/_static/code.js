@@ -1,4 +1,5 @@
-// One switch for a page's folded code. Without this script every cell keeps its own fold.
+// One switch for the folded code of a page, and heads for the cards that tables become on a phone. Without this script
+// every cell keeps its own fold, and cards have no heads.
 (() => {
   const KEY = "tq-code", html = document.documentElement;
   const remembered = () => { try { return localStorage.getItem(KEY) === "shown"; } catch { return false; } };
@@ -25,5 +26,14 @@
     const after = title.parentElement.querySelector(":scope > details.tq-recordings") ?? title;
     after.insertAdjacentElement("afterend", button);
     set(remembered());
+  });
+
+  document.addEventListener("DOMContentLoaded", () => {
+    for (const table of document.querySelectorAll("table.tq-cards, table.tq-data")) {
+      const heads = [...table.querySelectorAll("thead th")].map(head => head.textContent.trim());
+      for (const row of table.querySelectorAll("tbody tr")) {
+        [...row.children].forEach((cell, column) => { if (column && heads[column]) cell.dataset.label = heads[column]; });
+      }
+    }
   });
 })();

@@ -6,6 +6,8 @@
   if (!form || !rows.length) return;
   var fields = ["seed", "kind", "verdict", "q"];
   var output = form.querySelector("output");
+  var FIRST = "0"; /* the document that is shown to who has asked for nothing: the whitepaper */
+  var widened = false; /* whether a search has left that document by itself */
   var texts = rows.map(function (row) { return row.textContent.toLowerCase(); });
 
   function state() {
@@ -34,6 +36,8 @@
   function remember() {
     var wanted = state(), params = new URLSearchParams();
     fields.forEach(function (name) { if (wanted[name]) params.set(name, wanted[name]); });
+    if (!wanted.seed) params.set("seed", "all");
+    if (params.toString() === "seed=" + FIRST) params.delete("seed");
     var hash = params.toString();
     history.replaceState(null, "", hash ? "#" + hash : location.pathname + location.search);
   }
@@ -45,7 +49,8 @@
     /* Links from other pages read #verdict-0-not-yet: the theme takes the hash of every link for a CSS selector. */
     var link = /^verdict-([0-9T])-([a-z-]+)$/.exec(hash);
     if (hash && !target && !link && hash.indexOf("=") < 0) return;
-    var params = new URLSearchParams(target ? "" : link ? { seed: link[1], verdict: link[2].replace(/-/g, " ") } : hash);
+    var asked = target ? { seed: target.dataset.seed } : link ? { seed: link[1], verdict: link[2].replace(/-/g, " ") } : hash;
+    var params = new URLSearchParams(asked || { seed: FIRST });
     fields.forEach(function (name) {
       form.elements[name].value = params.get(name) || "";
       if (form.elements[name].selectedIndex === -1) form.elements[name].value = ""; /* no such choice */
@@ -54,12 +59,22 @@
     if (target) target.scrollIntoView({ block: "center", behavior: "instant" });
   }
 
-  function changed() { apply(); remember(); }
+  function changed(event) {
+    if (event && event.target.name === "q") { /* a search is for every document, unless one was chosen */
+      var seed = form.elements.seed, text = form.elements.q.value.trim();
+      if (text && seed.value === FIRST && !form.elements.verdict.value) { seed.value = ""; widened = true; }
+      if (!text && widened) { seed.value = FIRST; widened = false; }
+    } else {
+      widened = false;
+    }
+    apply();
+    remember();
+  }
 
   form.hidden = false;
   form.addEventListener("input", changed);
   form.addEventListener("submit", function (event) { event.preventDefault(); });
-  form.addEventListener("reset", function () { setTimeout(changed, 0); });
+  form.addEventListener("reset", function () { setTimeout(function () { changed(); }, 0); });
   window.addEventListener("hashchange", read);
   window.addEventListener("load", read); /* what loaded late has moved the row */
   read();

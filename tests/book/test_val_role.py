@@ -175,3 +175,18 @@ def test_a_stale_number_is_marked(tqbook: ModuleType, tmp_path: Path, monkeypatc
     h.touch(path, later_s=10)
     html, _ = build(tqbook, tmp_path, page, monkeypatch)
     assert 'class="tq-val"' in html and "stale" not in html
+
+
+def test_modelled_numbers_look_different_from_measured_ones(
+    tqbook: ModuleType, tmp_path: Path, monkeypatch: Any
+) -> None:
+    from tests.book import helpers as h
+    from tq.book.claims import ledger
+
+    chapters = {path.stem for path in (h.ROOT / "notebooks").glob("*.ipynb")}
+    assert set(tqbook.MODELLED) | set(ledger.MEASURING) == chapters
+    assert not set(tqbook.MODELLED) & set(ledger.MEASURING)
+    path = write(tmp_path, "data/results", "cpu", "quick", RESULTS)
+    path.rename(path.with_name("energy.json"))
+    html, _ = build(tqbook, tmp_path, "# Page\n\n{val}`energy/mse/b4@cpu:quick|.4f`\n", monkeypatch)
+    assert 'class="tq-val tq-modelled"' in html and 'title="modelled: computed from a model' in html

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import tarfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from tq.book.__main__ import main
 from tq.book.site.build import with_launch_buttons
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -64,3 +66,31 @@ def test_launch_buttons_need_a_repository() -> None:
     assert made["launch_buttons"]["colab_url"] and made["html"]["use_repository_button"] is True
     with pytest.raises(ValueError, match="owner/name"):
         with_launch_buttons(config, "https://github.com/someone/book")
+
+
+def test_the_notebook_for_a_free_gpu_can_run() -> None:
+    notebook = json.loads((ROOT / "book/free-gpu.ipynb").read_text(encoding="utf-8"))
+    code = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    for source in code:
+        compile(source, "cell", "exec")
+    whole = "\n".join(code)
+    assert all(not cell.get("outputs") for cell in notebook["cells"]) and not re.search(r"https?://", whole)
+    commands = re.findall(r'"tq\.book", "(\w+)", "--device", "cuda", "--profile", "full"', whole)
+    assert commands == ["reproduce", "diff"]
+    for command in commands:
+        with pytest.raises(SystemExit) as ended:
+            main([command, "--device", "cuda", "--profile", "full", "--help"])
+        assert ended.value.code == 0
+
+
+def test_its_archive_holds_what_promote_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    notebook = json.loads((ROOT / "book/free-gpu.ipynb").read_text(encoding="utf-8"))
+    (source,) = ["".join(c["source"]) for c in notebook["cells"] if "tarfile" in "".join(c["source"])]
+    for name in ("results", "figures", "tables", "executed", "tasks"):
+        (tmp_path / f"tq-book/_build/{name}/cuda").mkdir(parents=True)
+        (tmp_path / f"tq-book/_build/{name}/cuda/file").write_text(name)
+    monkeypatch.chdir(tmp_path)
+    exec(source, {"root": Path("tq-book")})
+    with tarfile.open("recordings.tar.gz") as archive:
+        names = {name for name in archive.getnames() if name.endswith("file")}
+    assert names == {f"_build/{name}/cuda/file" for name in ("results", "figures", "tables", "executed")}

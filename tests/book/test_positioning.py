@@ -26,7 +26,7 @@ RESULTS: dict[str, dict[str, Any]] = {
         "operator/network-power": (0.04, 0.017, 0.06),
         "operator/beside-nodes": 0.10,
     },
-    "compressed-adamw": {"steps": 400, "gap/gradient-4-4": (0.0, -0.005, 0.005), "sent/gradient-4-4": 4.25},
+    "gradient-codes": {"formats/ours-4-bits/gap": (0.0, -0.005, 0.005), "formats/ours-4-bits/sent": 4.25},
 }
 
 
@@ -52,20 +52,20 @@ def test_every_cell_has_a_state_and_the_states_add_up(root: Path) -> None:
 
 def test_a_measured_cell_reads_its_result_and_waits_for_it(root: Path) -> None:
     def wire() -> dict[str, positioning.Cell]:
-        return {c.property: c for c in positioning.cells() if c.source == "compressed-adamw/sent/gradient-4-4"}
+        return {c.property: c for c in positioning.cells() if c.source == "gradient-codes/formats/ours-4-bits/sent"}
 
     assert {cell.state for cell in wire().values()} == {positioning.WAITING}
     put(root, {})
     assert {name: cell.short for name, cell in wire().items()} == {
         "wire": "4.25", "ratio_fp32": "7.53×", "ratio_bf16": "3.76×",
     }  # fmt: skip
-    put(root, {"sent/gradient-4-4": 8.0})
+    put(root, {"formats/ours-4-bits/sent": 8.0})
     assert {cell.short for cell in wire().values()} == {"8", "4×", "2×"}
 
 
 def test_a_gap_that_rounds_to_nothing_has_no_sign(root: Path) -> None:
     for gap, shown in ((-0.0001, "0.000"), (0.0014, "+0.001"), (-0.02, "\N{MINUS SIGN}0.020")):
-        put(root, {"gap/gradient-4-4": gap})
+        put(root, {"formats/ours-4-bits/gap": gap})
         assert shown in {cell.short for cell in positioning.cells() if cell.property == "loss_gap"}
 
 

@@ -2,9 +2,9 @@
 
 A cell is measured, cited (in the source, or at second hand in a page about it), not applicable or not known; nothing
 else, and nothing is asserted. A measured cell names the result that it stands for (`binding`: chapter/key) and reads
-"not recorded yet" until a full run has it. A result `sent/...` is in bits a number, so the two ratios are 32 and 16
-over it; a result `time/...` is a factor on the time, so the speed-up is its inverse. `condition` says what a number of
-one column holds for, as numbers of a column need not be comparable.
+"not recorded yet" until a full run has it. A result `.../sent` is in bits per element, so the two ratios are 32 and
+16 over it; a result `time/...` is a factor on the time, so the speed-up is its inverse. `condition` says what a number
+of one column holds for, as numbers of a column need not be comparable.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _measured(row: dict[str, str], results: Results) -> Cell:
         value = results.entry(chapter, key)["value"]
     except NotRecorded:
         return waiting
-    if kind in BASES and key.startswith("sent/"):
+    if kind in BASES and key.endswith("/sent"):
         value = BASES[kind] / value
     if kind == "speed_up" and key.startswith("time/"):
         value = 1 / value

@@ -163,10 +163,10 @@ test_each_formula_comes_to, test_every_formula_is_worked_out = s.formula_tests(r
 
 def test_the_months_are_those_of_the_prices(root: Path) -> None:
     s.put(root, rules.CHAPTER, RESULTS[rules.CHAPTER])
-    assert "(3 of them, August to November 2026)" in s.verdict("S0-020").condition
+    assert "(n = 3, read in August to November 2026)" in s.verdict("S0-020").condition
     rows = h.write(root / "data" / "prices.csv", "provider,date\na,2026-12-30\nb,2027-01-02\n")
-    assert "dollars an hour (December 2026 to January 2027)" in s.verdict("S0-025").condition
+    assert "per hour (read in December 2026 to January 2027)" in s.verdict("S0-025").condition
     rows.write_text("provider,date\na,2027-01-02\n")
-    assert "dollars an hour (January 2027)" in s.verdict("S0-025").condition
+    assert "per hour (read in January 2027)" in s.verdict("S0-025").condition
     rows.write_text("provider,date\n")
-    assert "dollars an hour (a later month)" in s.verdict("S0-025").condition
+    assert "per hour (read in a later month)" in s.verdict("S0-025").condition

@@ -63,7 +63,7 @@ def test_to_hold_a_model_is_not_to_train_it(billions: str, wanted: str, said: st
 
 
 def test_the_documents_own_methods_count(root: Path) -> None:
-    assert s.verdict("S1-002").verdict == N and "S1-012" in s.verdict("S1-002").condition
+    assert s.verdict("S1-002").verdict == N and "8-bit optimizers" in s.verdict("S1-002").condition
     path = root / "data" / "claims.csv"
     path.write_text(path.read_text(encoding="utf-8").replace("8-bit optimizer", "paged optimizer"), encoding="utf-8")
     assert s.verdict("S1-002").verdict == F
@@ -72,6 +72,8 @@ def test_the_documents_own_methods_count(root: Path) -> None:
 def test_what_cannot_be_checked_says_why(root: Path) -> None:
     assert s.verdict("S1-004").verdict == X and "not defined" in s.verdict("S1-004").condition
     found = s.verdict("S1-018")
-    assert found.verdict == X and "36.1 GB at 4.127 bits and do not fit the card's 24 GB" in found.condition
+    assert found.verdict == X
+    assert "36.1 GB at 4.127 bits per parameter and do not fit the card's 24 GB" in found.condition
     smaller = rules.tuned_on_one_card(dataclasses.replace(ledger.claim("S1-018"), value="40"), ledger.Results())
-    assert smaller.verdict == X and "20.6 GB at 4.127 bits and fit the card's 24 GB" in smaller.condition
+    assert smaller.verdict == X
+    assert "20.6 GB at 4.127 bits per parameter and fit the card's 24 GB" in smaller.condition

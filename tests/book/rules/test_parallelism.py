@@ -48,12 +48,12 @@ def test_all_other_rules_are_formulas() -> None:
 @pytest.mark.parametrize(
     ("name", "changed", "wanted", "said"),
     [
-        ("S4-047", (), F, "Of 3 published models of 20 billion parameters or more that split so, 2 do it 8 ways"),
+        ("S4-047", (), F, "Of 3 published models of 20B parameters or more with tensor parallelism, 2 use 8 ranks"),
         ("S4-047", ("a,y,20,16,16",), N, "Of 3 published models"),
-        ("S4-047", ("a,x,70,2,8", "a,y,20,2,16"), N, "0 do it 8 ways"),
-        ("S4-048", (), F, "Of 3 published models of 20 billion parameters or more that split so, 3 do it 8 to 16 ways"),
-        ("S4-048", ("b,x,175,4,64",), F, "2 do it 8 to 16 ways"),
-        ("S4-048", ("b,x,175,4,64", "a,x,70,8,4"), N, "1 do it 8 to 16 ways"),
+        ("S4-047", ("a,x,70,2,8", "a,y,20,2,16"), N, "0 use 8 ranks"),
+        ("S4-048", (), F, "Of 3 published models of 20B parameters or more with pipeline parallelism, 3 use 8 to 16"),
+        ("S4-048", ("b,x,175,4,64",), F, "2 use 8 to 16 stages"),
+        ("S4-048", ("b,x,175,4,64", "a,x,70,8,4"), N, "1 use 8 to 16 stages"),
     ],
 )
 def test_layouts_are_those_that_most_large_models_publish(

@@ -2,67 +2,11 @@
 
 from __future__ import annotations
 
-from tq.book.claims.formulas import FAILS
 from tq.book.claims.ledger import LIMIT, MEASURED, NOT_MEASURED, UNDECIDED, Claim, Finding, Results, Rule, found
 from tq.book.claims.words import Check, compare, in_part
 
 CHAPTER = "compressed-adamw"
 SAME = 0.01  # nats that a run may end above another and count as the same, where a claim names no margin
-
-
-def _failure(results: Results, rule: str) -> tuple[float, float, str]:
-    """(gap with the published scale, with one scale a block, what was found) of 4-bit gradients."""
-    exact = results(CHAPTER, "feedback/128/exact")
-    published, blocks = (results(CHAPTER, f"feedback/128/{name}") for name in (f"published-{rule}", rule))
-    text = (
-        f"After 150 steps of a model of a million parameters, the first 30 in fp32, the loss is {published:+.3f} from "
-        "the "
-        f"{exact:.3f} of AdamW with the published scale and {blocks:+.3f} with one scale a block"
-    )
-    return published, blocks, text
-
-
-def _failure_rule(rule: str, change: str) -> Rule:
-    def judge(claim: Claim, results: Results) -> Finding:
-        """A failure of the method shows with one scale a block; one of the published scale alone counts in part."""
-        published, blocks, text = _failure(results, rule)
-        checks = (
-            compare("nats, one scale a block", blocks, FAILS),
-            in_part(compare("nats, the published scale", published, FAILS)),
-        )
-        return found(claim, checks, f"{text}.", change, "low")
-
-    return judge
-
-
-def avoided_failure(claim: Claim, results: Results) -> Finding:
-    """Error feedback of gradients fails under AdamW at four bits, with one scale a block; in part if it fails at fewer
-    bits, by a tenth of a nat more than without feedback."""
-    bits = (1, 2, 4)
-    fed = {b: results(CHAPTER, f"screen/gradient-ef/{b}") for b in bits}
-    bare = {b: results(CHAPTER, f"screen/gradient/{b}") for b in bits}
-    checks = [compare("nats more by feedback at 4 bits", fed[4] - bare[4], FAILS)]
-    checks += [in_part(compare(f"nats more by feedback at {b} bits", fed[b] - bare[b], FAILS)) for b in (1, 2)]
-    text = "With error feedback AdamW ends " + ", ".join(f"{fed[b]:+.2f} nats at {b} bits" for b in bits)
-    text += "; without it " + ", ".join(f"{bare[b]:+.2f}" for b in bits)
-    text += ": it fails at few bits, not at the four in use."
-    return found(claim, checks, text, "A run at four bits in which feedback with one scale a block fails.", "low")
-
-
-def no_v_communication(claim: Claim, results: Results) -> Finding:
-    """Not required if the replicas stay together; in part if they part but the loss does not suffer."""
-    drift, gap = results(CHAPTER, "drift/published-v3"), results(CHAPTER, "gap/published-v3")
-    checks = (
-        compare("relative distance of the replicas", drift, most=1e-3),
-        in_part(compare("nats from the baseline", gap, most=SAME)),
-    )
-    text = (
-        f"With a local second moment the replicas end {drift:.2f} of their length apart, the first of them {gap:+.3f} "
-        "nats "
-        "from the baseline. Exchanging gradients instead needs no second moment and no drift."
-    )
-    change = "A run whose replicas stay together with local second moments."
-    return found(claim, checks, text, change, "medium")
 
 
 def frozen_variance(claim: Claim, results: Results) -> Finding:
@@ -136,13 +80,9 @@ def long_run(claim: Claim, results: Results) -> Finding:
 
 
 RULES: dict[str, Rule] = {
-    "S0-050": avoided_failure,
     "S0-051": mixed_precision,
     "S0-058": long_run,
     "S0-063": loss_gap,
-    "T-003": _failure_rule("gradient-ef", "Their code, or feedback from the first step on."),
-    "T-004": _failure_rule("gradient", "Their code for plain 4-bit gradients, or more seeds."),
     "T-005": frozen_variance,
-    "T-012": no_v_communication,
     "T-021": drop_in,
 }

@@ -14,11 +14,11 @@ def _words() -> float:
 RULES: dict[str, Rule] = {
     "S4-001": RangeFormula(
         "words of the document (data/documents.csv)", lambda: {"as we have it": _words()},
-        "The chapter has {0:,.0f} words as we have it, half of its target; formulas are lost from it.",
+        "Our copy of the document has {0:,.0f} words (counted), about half of its target. Its formulas are lost.",
         "A longer copy of the document.", "words",
     ),
     "S4-027": Formula(
-        "1.5e9 * 4 bytes", gigabytes(1.5e9, in_fp32=32), "1.5 billion weights of four bytes are {0:.0f} GB.",
-        "Another size of GPT-2 than 1.5 billion.", "GB",
+        "1.5e9 * 4 bytes", gigabytes(1.5e9, in_fp32=32), "1.5 billion weights of 4 bytes take {0:.0f} GB (computed).",
+        "Another parameter count than 1.5 billion for GPT-2.", "GB",
     ),
 }  # fmt: skip

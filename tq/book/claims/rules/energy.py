@@ -1,9 +1,9 @@
-"""Rules over watts, watt-hours, dollars and carbon. Metered totals alone check them."""
+"""Rules over watts, watt-hours, dollars and carbon. Only metered totals could check them."""
 
 from __future__ import annotations
 
 from tq.book.claims.ledger import Claim, Finding, Results, Rule, found
-from tq.book.claims.words import Check, compare, in_part
+from tq.book.claims.words import Check, compare, in_part, shown
 
 CHAPTER = "energy"
 
@@ -14,87 +14,94 @@ def _ends(results: Results, key: str) -> tuple[float, float]:
 
 
 def network_power(claim: Claim, results: Results) -> Finding:
-    """All of the network, the most that can be saved, is at least the claimed share by every figure; in part by the
-    widest count."""
+    """Reproduced if the whole network, the most that can be saved, is at least the claimed share of the power by every
+    figure that was found. A part holds if it is so by the widest count."""
     least = claim.bounds()[0] / 100
     low, high, wide = (results(CHAPTER, f"network/{end}") for end in ("lowest", "highest", "with-storage"))
     checks = (
-        compare("share of the network, lowest figure", low, least),
-        in_part(compare("highest figure, storage included", max(high, wide), least)),
+        compare("the network's share of the IT power, lowest figure", low, least),
+        in_part(compare("the same, highest figure with storage", max(high, wide), least)),
     )
     text = (
-        f"All switches, optics and cards together take {low:.1%} to {high:.1%} of the IT power, about {wide:.0%} with "
-        "storage in the widest count that was found; Ethernet switches draw power too."
+        f"All switches, optics and network cards are computed to draw {low:.1%} to {high:.1%} of a cluster's IT power. "
+        f"With storage the widest count has about {wide:.0%}, and Ethernet switches draw power too."
     )
-    change = "A metered cluster before and after its InfiniBand switches went."
+    change = "A power meter on a cluster before and after its InfiniBand switches were removed."
     return found(claim, checks, text, change, "medium", "network / (1 + network)")
 
 
 def cluster_power(claim: Claim, results: Results) -> Finding:
-    """At the nodes' rating, network and building included, as claimed; in part if it is so in training."""
+    """Reproduced if 100,000 H100 draw the claimed power at the rating of their nodes, network and building included. A
+    part holds if they do in training."""
     rated = results(CHAPTER, "cluster/rated")
     low, high = results(CHAPTER, "cluster/low"), results(CHAPTER, "cluster/high")
     least, most = claim.bounds()
     checks = (
-        compare("MW by the rating of the nodes", rated, least, most),
-        Check(f"MW in training {low:.0f} to {high:.0f}, needed some of {least:.0f} to {most:.0f}",
+        compare("MW at the rating of the nodes", rated, least, most),
+        Check(f"MW in training {low:.0f} to {high:.0f}, must overlap {least:.0f} to {most:.0f}",
               low <= most and least <= high, True),
     )  # fmt: skip
     text = (
-        f"At full utilization, as the nodes are rated, 100,000 H100 take {rated:.0f} MW with network and building; in "
-        f"training {low:.0f} to {high:.0f}. No such site was metered."
+        f"100,000 H100 with network and building are modelled to draw {rated:.0f} MW at the rating of their nodes and "
+        f"{low:.0f} to {high:.0f} MW in training. No site of this size was metered."
     )
-    change = "The meter of a site with 100,000 H100."
-    return found(claim, checks, text, change, "medium", "GPUs * node / 8 * load * (1 + network) * PUE")
+    change = "A power meter on a site with 100,000 H100."
+    return found(claim, checks, text, change, "medium", "GPUs / 8 * node power * load * (1 + network) * PUE")
 
 
 def gpt3_energy(claim: Claim, results: Results) -> Finding:
-    """The published estimate comes to what is claimed. It is no metered total."""
+    """Reproduced if the published estimate comes to the claimed energy. The estimate is not a metered total."""
     computed = results(CHAPTER, "gpt3/computed") / 1000
     text = (
-        f"Patterson et al. compute {computed:.2f} GWh from 330 W a V100, metered on another system, 10,000 GPUs, which "
-        "they assume, and 14.8 days. The run itself was not metered."
+        f"Patterson et al. print {computed:.2f} GWh for GPT-3, computed from 14.8 days on an assumed 10,000 V100 at "
+        "330 W each. The 330 W were metered on another system; the run itself was not metered."
     )
     checks = (compare("GWh as published", computed, *claim.bounds()),)
-    return found(claim, checks, text, "A meter of GPT-3's run.", "medium", "hours * 330 W * 1.1")
+    return found(claim, checks, text, "A metered energy total of the GPT-3 run.", "medium", "hours * 330 W * 1.1")
 
 
 def gpt3_bill(claim: Claim, results: Results) -> Finding:
-    """The published energy at the mean industrial price comes to what is claimed."""
+    """Reproduced if the published energy costs the claimed sum at the mean industrial price of the United States."""
     usd, implied = results(CHAPTER, "gpt3/usd"), results(CHAPTER, "gpt3/implied")
     text = (
-        f"1,287 MWh cost {usd:,.0f} dollars at the mean industrial price of the United States; 200,000 need "
-        f"{implied:.3f} dollars a kWh."
+        f"The published 1,287 MWh are computed to cost ${usd / 1e3:,.0f}K at the mean industrial price of the United "
+        f"States. The claimed $200K need ${implied:.3f} per kWh."
     )
     checks = (compare("dollars at the industrial price", usd, *claim.bounds()),)
-    return found(claim, checks, text, "The price of electricity at the site of GPT-3.", "low", "1,287 MWh * price")
+    change = "The price of electricity at the site where GPT-3 was trained."
+    return found(claim, checks, text, change, "low", "1,287 MWh * price")
 
 
 def frontier_energy(claim: Claim, results: Results) -> Finding:
-    """Two published or reported runs lie in the claimed range with all their watts; in part if one meets it."""
+    """Reproduced if both ends of the modelled energy of two published or reported runs lie in the claimed range. A part
+    holds if at least one end does."""
     low, high = claim.bounds()
     high = max(high, 1e9) if claim.value.endswith("+") else high
-    runs = {"25,000 H100 for 100 days": "gpt4-class", "the hours of Llama 3.1 405B": "llama31-405b"}
+    wanted = f"at least {shown(low)}" if high >= 1e9 else f"{shown(low)} to {shown(high)}"
+    runs = {"25,000 H100 over 100 days": "gpt4-class", "Llama 3.1 405B": "llama31-405b"}
     ends = {name: _ends(results, f"frontier/{key}") for name, key in runs.items()}
-    checks = [compare(f"GWh of {name}", end, low, high) for name, pair in ends.items() for end in pair]
-    text = " and ".join(f"{name} take {a:.0f} to {b:.0f} GWh" for name, (a, b) in ends.items())
-    text = text[0].upper() + text[1:] + ", by node power metered on other systems."
-    return found(claim, checks, text, "Metered totals of frontier runs.", "medium", "hours * W")
+    checks = [
+        Check(f"GWh for {name} {shown(end)}, needed {wanted}", low <= end <= high)
+        for name, pair in ends.items() for end in pair
+    ]  # fmt: skip
+    text = " and ".join(f"{a:.0f} to {b:.0f} GWh for {name}" for name, (a, b) in ends.items())
+    text = f"The modelled energy is {text}. The power of the nodes was metered on other systems."
+    return found(claim, checks, text, "Metered energy totals of frontier runs.", "medium", "hours * watts")
 
 
 def industry_carbon(claim: Claim, results: Results) -> Finding:
-    """Two million tonnes or more from the clusters that are known; one of 100,000 GPUs counts in part from a tenth of
-    that on."""
+    """Reproduced if one cluster of 100,000 H100 emits two million tonnes of CO2 or more per year. A part holds from a
+    tenth of it, as an order of magnitude."""
     cluster, megawatts = results(CHAPTER, "carbon/cluster"), results(CHAPTER, "carbon/mw-for-a-megatonne")
     checks = (
-        compare("million tonnes of one cluster of 100,000 H100", cluster, 2.0),
+        compare("million tonnes per year from one cluster of 100,000 H100", cluster, 2.0),
         in_part(compare("the same, as an order of magnitude", cluster, 0.2)),
     )
     text = (
-        f"As an order: one cluster of 100,000 H100 emits {cluster:.2f} million tonnes a year on the world's mean grid, "
-        f"and a million is {megawatts:.0f} MW all year. What the industry trains was metered by nobody."
+        f"One cluster of 100,000 H100 is modelled to emit {cluster:.2f} million tonnes of CO2 per year on the world's "
+        f"mean grid. A million tonnes take {megawatts:.0f} MW all year; the industry's total was never metered."
     )
-    return found(claim, checks, text, "Totals of what the industry trains.", "low", "MW * 8760 h * kg/kWh")
+    return found(claim, checks, text, "A metered energy total of frontier training.", "low", "MW * 8760 h * kg/kWh")
 
 
 RULES: dict[str, Rule] = {

@@ -17,8 +17,8 @@ def _finer_and_wider() -> dict[str, Figure]:
 RULES: dict[str, Rule] = {
     "S4-065": Formula(
         "torch.finfo: spacing at 1 and largest number of both types", _finer_and_wider,
-        "Of PyTorch's two 8-bit types E5M2 is spaced {0:.0f} times as widely as E4M3 and reaches 128 times as far: "
-        "precision against range, as claimed.",
-        "A definition of either type with other bits.", claimed=(2.0, 128.0), within=0.0,
+        "In PyTorch, E5M2 numbers are spaced {0:.0f} times as widely as E4M3 numbers and reach 128 times as far "
+        "(computed). E5M2 has less precision and more range, as claimed.",
+        "A definition of either format with other bits.", claimed=(2.0, 128.0), within=0.0,
     ),
 }  # fmt: skip

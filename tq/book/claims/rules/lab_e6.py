@@ -16,23 +16,22 @@ RULES: dict[str, Rule] = {
     "S4-070": Formula(
         "r (d + k) and d k for d = k = 4,096 and r = 16, the rank that its procedure names",
         lambda: {"at rank 16": _adapters(16)},
-        "A product of 4,096 by 4,096 has 16.8 million weights and an adapter of rank 16 {0:,.0f}. The document lost "
-        "width "
-        "and rank; its procedure has rank 16.",
+        "A 4,096 by 4,096 matrix has 16.8 million weights, and its rank-16 adapter {0:,.0f} (computed). The document "
+        "lost width and rank; its procedure names rank 16.",
         "An undamaged copy with another width.", "parameters", claimed=Claim.ends, within=0.2, confidence="medium",
     ),
     "S4-071": Formula(
         "d k / (r (d + k)), d = k = 4,096", lambda: {"at rank 16": lora.adapter_factor(4096, 4096, 16)},
-        "At the rank of its own 130K parameters, 16, an adapter on a product of 4,096 by 4,096 has {0:.0f} times "
-        "fewer, not about a hundred. Its own 17M over 130K give 131.",
-        "Another width or rank than those that are lost.", "x", confidence="medium",
+        "A rank-16 adapter on a 4,096 by 4,096 matrix has {0:.0f} times fewer parameters (computed), not about a "
+        "hundred. The document's own 17M over 130K give 131.",
+        "An undamaged copy with another width or rank.", "x", confidence="medium",
     ),
     "S4-075": RangeFormula(
-        "16 bytes a parameter / memory of 80 GB each",
+        "16 bytes per parameter / (80 GB * GPUs)",
         lambda: {"7B on 8": 7 * 16 / 640, "70B on 64": 70 * 16 / (64 * 80), "70B on 8": 70 * 16 / 640},
-        "States of 7B take {0:.0%} of eight cards of 80 GB and those of 70B {1:.0%} of 64: feasible. On eight 70B does "
-        "not fit.",
-        "Activations that take what the states leave.", "of the memory", claimed=(0.0, 1.0), within=0.0,
+        "The states of 7B are computed to take {0:.0%} of eight 80 GB cards, and those of 70B {1:.0%} of 64. 70B does "
+        "not fit on eight; activations are not counted.",
+        "Activations that take more than the states leave.", "of the memory", claimed=(0.0, 1.0), within=0.0,
         see="impact-memory",
     ),
 }  # fmt: skip

@@ -7,10 +7,9 @@ from tq.book.claims.ledger import Rule
 
 RULES: dict[str, Rule] = {
     "S4-074": Formula(
-        "16 / (4 + scale bits / 128)", lambda: ratios("bf16"),
-        "Four bits with a scale every 128 numbers take {0:.2f} times less than 16 with bf16 scales and {1:.2f} times "
-        "with "
-        "fp32 ones.",
-        "Scales of more than one bit a weight.", "x", see="distortion",
+        "16 bits / (4 + scale bits / 128)", lambda: ratios("bf16"),
+        "4-bit weights with a bf16 scale per 128 are computed to take {0:.2f} times less memory than 16-bit weights. "
+        "With fp32 scales the factor is {1:.2f}.",
+        "Scales that take more than one bit per weight.", "x", see="distortion",
     ),
 }  # fmt: skip

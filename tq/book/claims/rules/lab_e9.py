@@ -16,9 +16,9 @@ RULES: dict[str, Rule] = {
     "S4-087": RangeFormula(
         "2 * layers * KV heads * 128 * 2 bytes * tokens, two GB or more",
         lambda: {"70B with 8 KV heads at 8K": _cache(8192), "at 128K": _cache(131072)},
-        "One request of a 70B shape with eight KV heads takes {0:.1f} GB at 8K tokens and {1:.0f} at 128K. The shape "
-        "of a 100B model is not given.",
-        "Caches of fewer bits or heads.", "GB", claimed=(2.0, 1e9), within=0.0, confidence="medium",
+        "The KV cache of a 70B model with eight KV heads takes {0:.1f} GB per request at 8K tokens, {1:.0f} GB at 128K "
+        "(computed). The document does not give the shape of its 100B model.",
+        "A KV cache with fewer bits or heads.", "GB", claimed=(2.0, 1e9), within=0.0, confidence="medium",
     ),
     "S4-090": RangeFormula(
         "query heads / KV heads, at least 2",
@@ -26,9 +26,8 @@ RULES: dict[str, Rule] = {
             "GQA, 64 on 8": kv_cache.grouping_factor(Transformer.preset("llama2-70b")),
             "MQA, 64 on 1": kv_cache.grouping_factor(Transformer.preset("llama2-70b", kv_heads=1)),
         },
-        "A 70B shape with eight KV heads for 64 keeps {0:.0f} times less, with one {1:.0f} times. What quality that "
-        "costs "
-        "is not measured.",
-        "A meaning of substantial above eight times.", "x", claimed=(2.0, 1e9), within=0.0,
+        "With eight KV heads for 64 query heads, a 70B model is computed to keep {0:.0f} times less, with one {1:.0f} "
+        "times less. The loss of quality was not measured.",
+        "A definition of substantial above eight times.", "x", claimed=(2.0, 1e9), within=0.0,
     ),
 }  # fmt: skip

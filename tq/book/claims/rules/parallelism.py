@@ -15,17 +15,17 @@ EXPERTS = 16
 
 
 def _gathered() -> float:
-    """Bytes of a rank of 64 under ZeRO-3 with one gathered layer of 7B, over what it holds without."""
+    """Bytes of a rank of 64 under ZeRO-3 with one gathered layer of 7B, over its bytes without."""
     held = zero_bytes(3, 64)
     return (held + WEIGHTS / Transformer.preset("llama2-7b").layers) / held
 
 
 def _bubbles() -> dict[str, Figure]:
     return {
-        "8 stages and 8 micro-batches": 100 * bubble_share(8, 8),
-        "8 and 10": 100 * bubble_share(8, 10),
-        "8 and 64": 100 * bubble_share(8, 64),
-        "8 and 10 with 4 chunks a stage": 100 * bubble_share(8, 10, 4),
+        "8 stages, 8 micro-batches": 100 * bubble_share(8, 8),
+        "8 stages, 10 micro-batches": 100 * bubble_share(8, 10),
+        "8 stages, 64 micro-batches": 100 * bubble_share(8, 64),
+        "8 stages, 10 micro-batches, 4 chunks per stage": 100 * bubble_share(8, 10, 4),
     }
 
 
@@ -34,7 +34,8 @@ LARGE = 20.0  # billion parameters from which on layouts are looked at
 
 def _typical(column: str, low: int, high: int, change: str) -> Rule:
     def rule(claim: Claim, results: Results) -> Finding:
-        """Half or more of the published models of 20 billion parameters or more that split so do it as claimed."""
+        """Reproduced if at least half of the published models of 20 billion parameters or more that use this kind of
+        parallelism have the claimed degree."""
         layouts = {
             (row["source"], row["model"]): int(row[column]) for row in table("published_runs.csv")
             if row[column].isdigit() and int(row[column]) > 1 and float(row["params_B"] or 0) >= LARGE
@@ -43,11 +44,12 @@ def _typical(column: str, low: int, high: int, change: str) -> Rule:
             return Finding(NOT_MEASURED, "Not measured: no published layout is at hand.", change)
         inside = sum(low <= ways <= high for ways in layouts.values())
         ways = f"{low}" if low == high else f"{low} to {high}"
+        kind, parts = {"TP": ("tensor", "ranks"), "PP": ("pipeline", "stages")}[column]
         text = (
-            f"Of {len(layouts)} published models of 20 billion parameters or more that split so, {inside} do it {ways} "
-            "ways (data/published_runs.csv)."
+            f"Of {len(layouts)} published models of 20B parameters or more with {kind} parallelism, {inside} use "
+            f"{ways} {parts} (printed, data/published_runs.csv)."
         )
-        checks = (compare("share of the models", inside / len(layouts), 0.5, 1.0),)
+        checks = (compare("share of the models with the claimed degree", inside / len(layouts), 0.5, 1.0),)
         return found(claim, checks, text, change, "medium", "data/published_runs.csv", basis=PRINTED)
 
     return rule
@@ -64,69 +66,72 @@ def _experts() -> dict[str, Figure]:
 
 RULES: dict[str, Rule] = {
     "S1-005": Formula(
-        "N * bytes a GPU / bytes of all states", lambda: {"weights, gradients and states": 64 / zero_factor(3, 64)},
-        "Weights, gradients and optimizer states of a GPU shrink to 1/N; with one gathered layer of a 7B model on 64 "
-        "GPUs {1:.2f}/N. Activations are not sharded by it.",
-        "A layer so large that gathering it takes a fifth of the states.", "of 1/N", claimed=1.0, within=0.2,
+        "N * bytes per GPU / bytes of all states", lambda: {"weights, gradients and states": 64 / zero_factor(3, 64)},
+        "Full sharding is computed to shrink weights, gradients and optimizer states per GPU to 1/N. With one gathered "
+        "layer of 7B on 64 GPUs it is {1:.2f}/N; activations are not sharded.",
+        "A reading that counts the gathered layer too.", "times 1/N", claimed=1.0, within=0.2,
         see=MEMORY,
         conditions=lambda: {"with a gathered layer of 7B": _gathered()},
     ),
     "S3-028": Formula(
-        "(p - 1) / (v m + p - 1)", _bubbles,
-        "Yes, a poor pipeline idles that much: eight stages idle {0:.0f} % of the time with eight micro-batches and "
-        "{1:.0f} % with ten; with 64 it is {2:.0f} %, interleaved {3:.0f} %.",
-        "Pipelines with less than eight stages.", "%", see=MEMORY,
+        "(p - 1) / (v m + p - 1) for p stages, m micro-batches, v chunks per stage", _bubbles,
+        "Eight pipeline stages are computed to idle {0:.0f}% of the time with eight micro-batches, {1:.0f}% with ten. "
+        "With 64 micro-batches the idle time is {2:.0f}%, with ten interleaved ones {3:.0f}%.",
+        "Pipelines with fewer than eight stages.", "%", see=MEMORY,
     ),
     "S3-031": Formula(
-        "16 over 4 + 12/n, 2 + 14/n",
+        "16 bytes per parameter over 4 + 12 / n (states), 2 + 14 / n (states and gradients)",
         lambda: {"by optimizer states alone, on 1,024 GPUs": zero_factor(1, 1024)},
-        "Optimizer states alone, of which the sentence speaks, give {0:.1f} times; eight takes gradients too, {1:.1f} "
-        "times on 1,024 GPUs.",
+        "Partitioning only the optimizer states, as claimed, is computed to cut memory {0:.1f} times on 1,024 GPUs. "
+        "Partitioning the gradients too cuts memory {1:.1f} times.",
         "A model whose optimizer states are seven eighths of its bytes.", "x", see=MEMORY,
         conditions=lambda: {"by optimizer states and gradients, on 1,024": zero_factor(2, 1024)},
     ),
     "S4-045": Formula(
-        "500e9 * 2 bytes", lambda: {"in bf16": 500e9 * 2 / 1e12}, "500 billion weights of two bytes are {0:.0f} TB.",
+        "500e9 * 2 bytes", lambda: {"in bf16": 500e9 * 2 / 1e12},
+        "500 billion weights of 2 bytes take {0:.0f} TB (computed).",
         "Weights of another width than bf16 in a 500B model.", "TB",
     ),
-    "S4-047": _typical("TP", 8, 8, "Published layouts of large models with other tensor parallelism."),
+    "S4-047": _typical("TP", 8, 8, "Published layouts of large models with another degree of tensor parallelism."),
     "S4-048": _typical("PP", 8, 16, "Published layouts of large models with fewer or more pipeline stages."),
     "S4-050": Formula(
         "8 * 16 * 16", lambda: {"the product of the three degrees": float(REPLICA.gpus * EXPERTS)},
-        "Eight times sixteen times sixteen are {0:,.0f}.", "Degrees of another product.", "GPUs",
+        "Eight times sixteen times sixteen GPUs are {0:,.0f} (computed).", "Degrees with another product.", "GPUs",
     ),
     "S4-051": Formula(
         "25,000 / 2,048", lambda: {"replicas": 25000 / (REPLICA.gpus * EXPERTS)},
-        "25,000 GPUs hold {0:.1f} replicas of 2,048; twelve of them leave 424 GPUs idle.",
+        "25,000 GPUs hold {0:.1f} replicas of 2,048 (computed). Twelve replicas leave 424 GPUs idle.",
         "A cluster of another size than 25,000 GPUs.", "replicas",
     ),
     "S4-052": Formula(
-        "world / (TP * PP * DP)", _experts,
-        "As its product has it, sixteen times; in Megatron-LM and DeepSeek expert ranks are taken out of the "
-        "data-parallel ones, so that experts cost no further GPUs.",
-        "A library whose expert ranks stand beside the data-parallel ones.", "x", confidence="medium",
+        "GPUs / (TP * PP * DP)", _experts,
+        "In the document's product, experts multiply the GPUs per replica by {0:.0f} (computed). Megatron-LM and "
+        "DeepSeek take expert ranks from the data-parallel ranks, so experts need no further GPUs.",
+        "A library whose expert ranks come on top of the data-parallel ranks.", "x", confidence="medium",
     ),
     "S4-054": RangeFormula(
         "InfiniBand NDR and XDR, one port (data/hardware.csv, data/sources.csv)",
-        lambda: {"NDR": 400.0, "XDR": 800.0}, "NDR has {0:.0f} Gbit/s a port and XDR {1:.0f}, as printed.",
+        lambda: {"NDR": 400.0, "XDR": 800.0},
+        "InfiniBand NDR is printed with {0:.0f} Gbit/s per port, XDR with {1:.0f}. No link was measured here.",
         "A cluster whose nodes are joined at another rate.", "Gbit/s", confidence="medium", basis=PRINTED,
     ),
     "S4-060": Free(
-        "16 / (4 + 12 / n)", of=lambda n: zero_factor(1, n), over=(2, 16_384), usual=64, name="GPUs, from", see=MEMORY,
-        says="Sharded optimizer states save {0:.1f} times of the bytes on 64 GPUs, about four from {low:.0f} on and "
-        "four in the limit. Activations stay.",
-        would_change="Fewer than twelve GPUs, whose optimizer states are shared by too few.",
+        "16 / (4 + 12 / n)", of=lambda n: zero_factor(1, n), over=(2, 16_384), usual=64, name="GPU counts", see=MEMORY,
+        says="Sharding the optimizer states is computed to cut the bytes per GPU {0:.1f} times on 64 GPUs, and at most "
+        "four times. About four is reached from {low:.0f} GPUs on; activations are not sharded.",
+        would_change="A job on fewer than twelve GPUs, too few to share the optimizer states.",
     ),
     "S4-061": Free(
-        "16 / (2 + 14 / n)", of=lambda n: zero_factor(2, n), over=(2, 16_384), usual=64, name="GPUs, from", see=MEMORY,
-        says="Sharded gradients too save {0:.1f} times on 64 GPUs, about eight from {low:.0f} on and eight in the "
-        "limit. Activations stay.",
-        would_change="Replicas on fewer GPUs than that, where gradients are not shared by enough of them.",
+        "16 / (2 + 14 / n)", of=lambda n: zero_factor(2, n), over=(2, 16_384), usual=64, name="GPU counts", see=MEMORY,
+        says="Sharding gradients too is computed to cut the bytes per GPU {0:.1f} times on 64 GPUs, and at most eight "
+        "times. About eight is reached from {low:.0f} GPUs on; activations are not sharded.",
+        would_change="A job on fewer GPUs than that, too few to share the gradients.",
     ),
     "S4-062": RangeFormula(
-        "two gathers of the weights and a scatter of the gradients, over an all-reduce: 3 S / 2 S",
-        lambda: {"bytes a step": zero_traffic(3) / zero_traffic(0)},
-        "{0:.1f} times the bytes of data parallelism, as weights are gathered for both passes.",
-        "Weights that are kept between the passes.", "x", claimed=(1.01, 1e9), within=0.0,
+        "two weight all-gathers and a gradient reduce-scatter over an all-reduce, 3 S / 2 S",
+        lambda: {"bytes per step": zero_traffic(3) / zero_traffic(0)},
+        "Full sharding is computed to send {0:.1f} times the bytes of data parallelism per step, because both passes "
+        "all-gather the weights.",
+        "A scheme that keeps the gathered weights between the passes.", "x", claimed=(1.01, 1e9), within=0.0,
     ),
 }  # fmt: skip

@@ -117,8 +117,8 @@ def _cost(row: str, runs: tuple[str, ...], change: str, asked: str = "on-demand/
             implied = _pair(results, f"row/{row}/implied")
             listed = ledger.claim("S0-022").number(), ledger.claim("S0-020").ends()[1]
             checks += [compare("the row's dollars over its GPU-hours", each, *listed, "USD/h") for each in implied]
-            text += f" The row implies ${implied[0]:.2f} to ${implied[1]:.2f} per GPU-hour, its document's list "
-            text += f"${listed[0]:.2f} to ${listed[1]:.2f}."
+            text += f" The whitepaper's row implies ${implied[0]:.2f} to ${implied[1]:.2f} per GPU-hour, its price list"
+            text += f" ${listed[0]:.2f} to ${listed[1]:.2f}."
         return found(claim, checks, text, change, "medium", f"{HOURS} * price")
 
     return rule
@@ -131,7 +131,7 @@ def _hours(row: str, run: str, change: str, beside: str = "") -> Rule:
         have, need = _pair(results, f"row/{row}/hours"), _pair(results, f"needed/{row}/{run}")
         size, hours = row.replace("b", "B"), f"{have[0]:,.0f} to {have[1]:,.0f} GPU-hours"
         low, high = (f"{float(f'{end:.2g}'):,.0f}" for end in need)
-        text = f"The {size} row has {hours}; the model gives {low} to {high} with {TOKENS[run]}."
+        text = f"The whitepaper's {size} row has {hours}; the model gives {low} to {high} with {TOKENS[run]}."
         open_end = claim.quantifier == "at least"
         meets = have[0] <= need[1] and (open_end or need[0] <= have[1])
         checks = [Check(f"{hours}{' or more' if open_end else ''} fit the need with {TOKENS[run]}", meets)]
@@ -405,8 +405,8 @@ RULES: dict[str, Rule] = {
             "of operations, the first over the third": math.log10(6.67e25 / (6 * 7e9 * 1e11)),
             "of dollars, the first over the second (8 H100 for a day)": math.log10(1e9 / (8 * 24 * 3.99)),
         },
-        "The first and second instance are computed to differ by {1:.1f} orders of magnitude in dollars, the first and "
-        "third by {0:.1f} in operations. The document's own operations are lost.",
+        "The document's first and second instance are computed to differ by {1:.1f} orders of magnitude in dollars, "
+        "the first and third by {0:.1f} in operations. The document's own operations are lost.",
         "An undamaged copy with the operations of the three instances.", "orders", confidence="low",
     ),
     "S4-033": Formula(

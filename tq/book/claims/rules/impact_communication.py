@@ -134,8 +134,8 @@ def infrastructure_saving(claim: Claim, results: Results) -> Finding:
     bill, share = results(CHAPTER, "fabric/switches-and-cables"), results(CHAPTER, "fabric/20-percent")
     checks = (compare("dollars of InfiniBand per GPU", bill, 1e3 * claim.bounds()[0]),)
     text = (
-        f"All of InfiniBand costs ${bill:,.0f} per GPU by a printed bill and ${share:,.0f} by the largest share; the "
-        "claimed saving is $8,000. On compressed 100 Gbit/s Ethernet a 70B step takes "
+        f"All of InfiniBand costs ${bill:,.0f} per GPU by a printed bill and ${share:,.0f} by the largest published "
+        "share; the claimed saving is $8,000. On compressed 100 Gbit/s Ethernet a 70B step takes "
         f"{results(CHAPTER, 'relative/70b/coded-100g'):.2f} times as long."
     )
     return found(claim, checks, text, "Bills of materials for both networks at one cluster size.", "low", "15 - 7")

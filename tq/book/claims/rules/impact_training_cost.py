@@ -28,7 +28,7 @@ def share_saved(claim: Claim, results: Results) -> Finding:
         in_part(compare("the same against fp32 gradients", chance["fp32"], UNLIKELY)),
     )
     text = (
-        f"At 400 Gbit/s per GPU compression {_saves(mid)} of a 70B run (modelled, 80% interval {low:+.1%} to "
+        f"At 400 Gbit/s per GPU compression {_saves(mid)} of a 70B run's cost (modelled, 80% interval {low:+.1%} to "
         f"{high:+.1%}). With the expected codec, 27% is saved with probability {chance['bf16']:.0%}; compressed at 100 "
         f"Gbit/s the run takes {slower:.0%} longer."
     )
@@ -87,8 +87,8 @@ def strategy(claim: Claim, results: Results) -> Finding:
         in_part(compare("the same at 100 Gbit/s", slow, least)),
     )
     text = (
-        f"With tensor parallelism across nodes a 70B step takes {fast:.1f} times as long at 400 Gbit/s per GPU, "
-        f"{slow:.1f} times at 100 (modelled). The essay does not name the strategies that it compares."
+        f"With tensor parallelism across nodes a 70B step takes {fast:.1f} times as long as within nodes at 400 "
+        f"Gbit/s, {slow:.1f} times at 100 (modelled). The essay does not name the strategies that it compares."
     )
     return found(claim, checks, text, "Two published runs of one model that differ threefold by layout.", "medium")
 

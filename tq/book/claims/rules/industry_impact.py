@@ -23,7 +23,7 @@ def cheaper_cluster(claim: Claim, results: Results) -> Finding:
     )
     text = (
         f"By the whitepaper's own prices, $15K and $7K per GPU, Ethernet makes a cluster {own:.0%} cheaper (computed). "
-        f"The whole network is {free['low']:.0%} to {free['high']:.0%} of a cluster's price, the most to be saved."
+        f"The whole network is {free['low']:.0%} to {free['high']:.0%} of a cluster's price, a bound of any saving."
     )
     change = "A cluster whose network is more than a third of its price."
     return found(claim, checks, text, change, "medium")

@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from html import escape
+from itertools import groupby
 
 from tq.book.claims import judge, ledger
 from tq.book.record import results
@@ -79,24 +80,26 @@ def counts(of: Book, uri: str | None) -> str:
 
 
 def changes(of: Book) -> str:
+    """Every change of a verdict, the latest first; what one commit changed is folded behind its date and reason."""
     if not of.changes:
         return "<p>No verdict has changed since the ledger was opened.</p>"
-    parts, last = [], None
-    for change in reversed(of.changes):
-        group = (change["date"], change["commit"], change.get("because", ""))
-        if group != last:
-            date, commit, because = group
-            shown = f" (commit {escape(commit[:10])})" if commit else ""
-            told = f": {escape(because)}" if because else ""
-            parts.append(f"{'</ul>' if last else ''}<p><time>{escape(date)}</time>{shown}{told}</p>")
-            parts.append('<ul class="tq-changes">')
-            last = group
-        name = escape(change["id"])
+    parts = []
+    for (date, commit, because), group in groupby(
+        reversed(of.changes), lambda change: (change["date"], change["commit"], change.get("because", ""))
+    ):
+        items = [
+            f'<li><a href="#claim-{escape(change["id"])}">{escape(change["id"])}</a> {badge(change["from"])} → '
+            f"{badge(change['to'])} {escape(change['why'])}</li>"
+            for change in group
+        ]
+        shown = f" (commit {escape(commit[:10])})" if commit else ""
+        said = f": {escape(because)}" if because else ""
+        number = f"{len(items)} verdict{'s' * (len(items) != 1)}"
         parts.append(
-            f'<li><a href="#claim-{name}">{name}</a> {badge(change["from"])} → {badge(change["to"])} '
-            f"{escape(change['why'])}</li>"
+            f"<details><summary><time>{escape(date)}</time>{shown}, {number}{said}</summary>"
+            f'<ul class="tq-changes">{"".join(items)}</ul></details>'
         )
-    return "".join([*parts, "</ul>"])
+    return "".join(parts)
 
 
 def table(view: View) -> str:

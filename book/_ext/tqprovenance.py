@@ -263,7 +263,7 @@ class Page:
         return (
             '<details class="tq-recordings"><summary>'
             f'<small class="tq-provenance">Recorded on {head}</small></summary>\n'
-            f'<div style="overflow-x:auto"><table class="table"><thead><tr>{header}</tr></thead>'
+            f'<div style="overflow-x:auto" tabindex="0"><table class="table"><thead><tr>{header}</tr></thead>'
             f"<tbody>{''.join(rows)}</tbody></table></div></details>"
         )
 

@@ -64,7 +64,8 @@ def table_html(csv_text: str, caption: str, source: str, data: dict[str, str] | 
     body = "\n".join(lines)
     # Not <caption>: browsers squeeze that to the width of the table.
     return (
-        f'<figure class="tq-table"{_attributes(data or {})}><div style="overflow-x:auto">'
+        f'<figure class="tq-table"{_attributes(data or {})}><div style="overflow-x:auto" tabindex="0" '
+        f'role="region" aria-label="{html.escape(caption)}">'
         f'<table class="dataframe">\n<thead><tr>{heads}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div>\n'
         f"<figcaption>{html.escape(caption)}<br>{source}</figcaption></figure>"
     )

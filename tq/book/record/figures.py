@@ -252,8 +252,18 @@ def problems(fig: Figure) -> list[str]:
     renderer = canvas.get_renderer()
     fig.set_canvas(kept)
     shrunk = min(1.0, SHOWN / fig.get_figwidth())
+    unseen = {  # labels of ticks outside an axis's limits, which Matplotlib does not draw
+        label
+        for axes in fig.axes
+        for axis in (axes.xaxis, axes.yaxis)
+        for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks())
+        if not min(axis.get_view_interval()) <= tick.get_loc() <= max(axis.get_view_interval())
+        for label in (tick.label1, tick.label2)
+    }
     boxes: list[tuple[str, float, Any]] = []
     for text in fig.findobj(Text):
+        if text in unseen:
+            continue
         if not (isinstance(text, Text) and text.get_visible() and text.get_text().strip()) or text.get_alpha() == 0:
             continue
         if text.axes is not None and not text.axes.get_visible():

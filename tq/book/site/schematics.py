@@ -77,7 +77,8 @@ def _number(value: float, digits: int) -> str:
 
 
 def _text(
-    x: float, y: float, words: str, size: int = 14, colour: str = "ink", anchor: str = "middle", bold: bool = False
+    x: float, y: float, words: str, size: int = 14, colour: str = "ink", anchor: str = "middle", *,
+    bold: bool = False,
 ) -> str:
     weight = ' font-weight="600"' if bold else ""
     return (
@@ -86,7 +87,9 @@ def _text(
     )
 
 
-def _line(x1: float, y1: float, x2: float, y2: float, colour: str = "muted", width: float = 1.5, end: str = "") -> str:
+def _line(
+    x1: float, y1: float, x2: float, y2: float, colour: str = "muted", width: float = 1.5, *, end: str = ""
+) -> str:
     marker = f' marker-end="url(#{NAME}-{end})"' if end else ""
     return (
         f'<line x1="{x1:g}" y1="{y1:g}" x2="{x2:g}" y2="{y2:g}" stroke-width="{width:g}"{marker} '
@@ -107,7 +110,7 @@ def _middle(cell: int) -> float:
 
 def _step(y: float, number: str, name: str) -> list[str]:
     """A step's number and name in the left column."""
-    return [_text(16, y, number, 15, "ours", "start", True), _text(34, y, name, 15, "ink", "start", True)]
+    return [_text(16, y, number, 15, "ours", "start", bold=True), _text(34, y, name, 15, "ink", "start", bold=True)]
 
 
 def _note(y: float, words: str) -> str:
@@ -151,7 +154,7 @@ def _head(height: int, title: str, description: str) -> list[str]:
 
 
 def _rotation(b: Block, spike: list[str]) -> list[str]:
-    parts = [_text(16, 44, "Gradient x", 15, "ink", "start", True), *_bars(b.x, 44, spike), *_numbers(b.x, 68, 1)]
+    parts = [_text(16, 44, "Gradient x", 15, "ink", "start", bold=True), *_bars(b.x, 44, spike), *_numbers(b.x, 68, 1)]
     parts += [_beside(68, "unit: 10⁻⁵"), _band(78, 140), *_step(101, "1", "Rotate")]
     for cell, sign in enumerate(b.signs):
         x = _middle(cell)
@@ -207,7 +210,7 @@ def codec_on_a_block() -> str:
     shown = f"d = {len(b.x)} to fit the page; the codec has 128"
     before, after = (["warn" if cell == largest else colour for cell in range(len(b.x))] for colour in ("fp32", "ours"))
     parts = [*_head(460, title, description), *_rotation(b, before), *_codebook(b), *_packing(b)]
-    parts += [_text(16, 398, "Decoded", 15, "ink", "start", True), *_bars(b.decoded, 412, after)]
+    parts += [_text(16, 398, "Decoded", 15, "ink", "start", bold=True), *_bars(b.decoded, 412, after)]
     parts += [_note(434, "s D Hᵀ q / √8"), *_numbers(b.decoded, 434, 1)]
     parts += [_beside(416, "squared error"), _beside(434, f"{100 * b.error:.2f} % of ‖x‖²")]
     parts += [_note(456, stored), _text(744, 456, shown, 13, "muted", "end"), "</svg>"]

@@ -99,7 +99,8 @@ def changes(of: Book) -> str:
             f"<details><summary><time>{escape(date)}</time>{shown}, {number}{said}</summary>"
             f'<ul class="tq-changes">{"".join(items)}</ul></details>'
         )
-    return "".join(parts)
+    latest, earlier = "".join(parts[:3]), "".join(parts[3:])
+    return latest + (f"<details><summary>Earlier changes</summary>{earlier}</details>" if earlier else "")
 
 
 def table(view: View) -> str:

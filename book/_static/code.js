@@ -29,6 +29,8 @@
   });
 
   document.addEventListener("DOMContentLoaded", () => {
+    // What scrolls must be reachable with a keyboard.
+    for (const box of document.querySelectorAll(".pst-scrollable-table-container")) box.tabIndex = 0;
     for (const table of document.querySelectorAll("table.tq-cards, table.tq-data")) {
       const heads = [...table.querySelectorAll("thead th")].map(head => head.textContent.trim());
       for (const row of table.querySelectorAll("tbody tr")) {

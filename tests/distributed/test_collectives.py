@@ -289,16 +289,15 @@ def test_fsdp_reduce_scatter(tmp_path: Path) -> None:
 def of_readme(rank: int, ranks: int) -> bool:
     text = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
     (block,) = [b for b in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "ddp_hook" in b]
-    names = {"x": torch.full((300,), float(rank)), "codec": Codec(4), "model": model(), "sharded": model()}
+    names = {"x": batch(0, rank), "model": model()}
     exec(block, names)
-    optimizer = torch.optim.SGD(names["replica"].parameters(), 0.1)
-    for step in range(32):
+    before = [p.detach().clone() for p in names["model"].parameters()]
+    for step in range(3):
+        names["optimizer"].zero_grad()
         names["replica"](batch(step, rank), rare=True).square().mean().backward()
-        optimizer.step()
-        names["outer"].step()
-    names["sharded"](batch(0, rank), rare=True).square().mean().backward()
-    mean = torch.full((300,), (ranks - 1) / 2)
-    return nmse(names["x"], mean) < 0.03 and names["outer"].bytes_sent > 0
+        names["optimizer"].step()
+    moved = any(not torch.equal(p, b) for p, b in zip(names["model"].parameters(), before, strict=True))
+    return nmse(names["y"], names["x"]) < 0.02 and moved and bool(names["loss"].isfinite().all())
 
 
 def test_the_lines_of_the_readme(tmp_path: Path) -> None:

@@ -108,7 +108,8 @@ def toc_files() -> list[str]:
 def test_table_of_contents_names_every_page_once() -> None:
     listed = toc_files()
     assert len(listed) == len(set(listed))
-    pages = {f"book/{p.stem}" for p in (ROOT / "book").iterdir() if p.suffix in (".md", ".ipynb")} | {f"notebooks/{p.stem}" for p in NOTEBOOKS}
+    pages = {f"book/{p.stem}" for p in (ROOT / "book").iterdir() if p.suffix in (".md", ".ipynb")}
+    pages |= {f"notebooks/{p.stem}" for p in NOTEBOOKS}
     assert set(listed) == pages
 
 

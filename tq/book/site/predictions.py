@@ -1,4 +1,4 @@
-"""The predictions that chapters made before they measured, each judged by the recorded result: hit, miss or open.
+"""Predictions of the chapters, each judged by the recorded result: hit, miss or not measured.
 
 `data/predictions.csv` holds one row a prediction: the sentence, the range that it allowed, and the key of the result.
 """

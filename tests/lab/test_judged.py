@@ -74,6 +74,7 @@ def test_what_was_found_is_recorded_and_shown_in_the_table_and_the_figure() -> N
     labels = [label.get_text() for label in ax.get_yticklabels()]
     assert labels == ["4 bits, 7.5×", "near, 7.5×", "far, 7.5×"]  # what is not finite has no place
     assert all(ax.get_xlim()[0] <= t <= ax.get_xlim()[1] for t in ax.get_xticks())
+    assert intervals.message(found, "arms") == "1 of 4 arms is equivalent to fp32 within ±0.003 nats"
 
 
 def test_runs_of_one_worker_send_nothing() -> None:

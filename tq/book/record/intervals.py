@@ -42,7 +42,7 @@ def draw(ax: Axes, judged: Mapping[str, Judged], looks: Mapping[str, str], linea
     ax.set_yticks(range(len(shown)), labels)
     ax.invert_yaxis()
     ax.grid(visible=False, axis="y")
-    ax.set_xlabel("gap of the held-out loss, nats")
+    ax.set_xlabel("held-out loss gap to fp32, nats per token")
     if linear is not None:
         ax.set_xscale("symlog", linthresh=linear)
         low, high = ax.get_xlim()
@@ -50,3 +50,10 @@ def draw(ax: Axes, judged: Mapping[str, Judged], looks: Mapping[str, str], linea
         ticks = [t for t in (*(-p for p in powers), 0.0, *powers) if low <= t <= high]
         ax.set_xticks(sorted(ticks), [f"{t:g}" for t in sorted(ticks)])
         ax.minorticks_off()
+
+
+def message(judged: Mapping[str, Judged], arms: str) -> str:
+    """A figure's title: how many arms are shown to be equivalent to fp32. arms: what they are, in the plural."""
+    shown, (margin,) = sum(one.equivalent for one in judged.values()), {one.margin for one in judged.values()}
+    verb = "is" if shown == 1 else "are"
+    return f"{shown} of {len(judged)} {arms} {verb} equivalent to fp32 within ±{margin:g} nats"

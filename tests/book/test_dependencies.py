@@ -105,9 +105,20 @@ def test_inputs_are_what_the_code_names(tree: Path) -> None:
 def test_a_changed_line_marks_exactly_its_dependants(tree: Path, changed: str) -> None:
     before = {code: source_hash(path) for code, path in notebooks(tree).items()}
     with open(tree / changed, "a") as file:
-        file.write("# a comment\n")
+        file.write("added = 1\n")
     stale = {code for code, path in notebooks(tree).items() if source_hash(path) != before[code]}
     assert stale == {code for code, needs in CASES.items() if changed in needs}
+
+
+def test_words_about_the_code_do_not_count(tree: Path) -> None:
+    before = {code: source_hash(path) for code, path in notebooks(tree).items()}
+    for path in PACKAGE:
+        if path.endswith(".py"):
+            text = (tree / path).read_text()
+            (tree / path).write_text(f'"""Reads data/formats.csv, no: says so."""\n\n# why\n\n{text}\n# the end\n')
+    assert {code: source_hash(path) for code, path in notebooks(tree).items()} == before
+    (tree / "tq/quant/codebook.py").write_text("x = 1  # another value\n")
+    assert source_hash(notebooks(tree)["from tq.quant import codebook"]) != before["from tq.quant import codebook"]
 
 
 def test_only_code_counts_in_a_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,7 +157,7 @@ def test_the_kernels_of_another_device_count_only_where_they_are_imported(tree: 
     here = {device: source_hash(path, device) for device in ("cpu", "cuda")}
     assert here["cpu"] == source_hash(path) != here["cuda"] and source_hash(named, "cuda") == source_hash(named)
     with open(tree / "kernels/cpu.py", "a") as file:
-        file.write("# a comment\n")
+        file.write("added = 1\n")
     assert source_hash(path, "cuda") == here["cuda"] and source_hash(path, "cpu") != here["cpu"]
 
 

@@ -1,9 +1,9 @@
 """What a chapter depends on, and a hash over it: the reason why a result counts as up to date or stale.
 
 Covered: the notebook's code cells (without outputs, Markdown and papermill's injected cell), the modules of `tq` and
-`tq.kernels` that it imports directly or indirectly, byte by byte, measuring instruments included, and the files of
-`data/` that these name. The bytes of the modules in `REPORTING` are left out; what they import is followed all the
-same.
+`tq.kernels` that it imports directly or indirectly, all that runs of them (`code_text`), measuring instruments
+included, and byte by byte the files of `data/` that these name. The text of the modules in `REPORTING` is left out;
+what they import is followed all the same.
 Not covered: installed packages (their versions stand with the result), modules whose name is put together at run time.
 
 Names are followed, not packages: `from tq import Codec` depends on `tq/__init__.py` and on the module that Codec
@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from tq.book import paths
+from tq.book.record.code_text import running
 
 # kernels that results of a device cannot depend on, unless a notebook imports them itself
 ELSEWHERE = {"cpu": ("gpu", "gpu_logscale", "gpu_adamw"), "cuda": ("cpu", "simd", "logscale", "adamw")}
@@ -32,7 +33,7 @@ PRODUCED = ("results", "tables", "figures", "outcomes", "verdicts.json")  # what
 REPORTING = frozenset({
     "tq.book", "tq.book.paths", "tq.book.results", "tq.book.record", "tq.book.record.results", "tq.book.record.display",
     "tq.book.record.figures", "tq.book.record.figuredata", "tq.book.record.provenance", "tq.book.record.dependencies",
-    "tq.book.record.intervals", "tq.book.record.tasks",
+    "tq.book.record.intervals", "tq.book.record.tasks", "tq.book.record.code_text",
 })  # fmt: skip
 
 
@@ -237,7 +238,10 @@ def _parse_cell(source: str, where: str) -> ast.Module:
 
 @lru_cache(maxsize=1024)
 def _texts(tree: ast.AST) -> set[str]:
-    return {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    """All strings but docstrings."""
+    constants = [n for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    return {str(node.value) for node in constants if id(node) not in docstrings}
 
 
 def _data(root: Path) -> dict[str, Path]:
@@ -276,8 +280,19 @@ def _add_data(files: set[Path], trees: Iterable[ast.AST], root: Path) -> None:
         files.update(data[name] for name in named & data.keys())
 
 
+@lru_cache(maxsize=4096)
+def _file_digest(path: Path, stamp: tuple[int, int]) -> str:
+    """Of what runs of a Python file, of all bytes of another; `stamp` as above."""
+    content = path.read_bytes()
+    return hashlib.sha256(running(content) if path.suffix == ".py" else content).hexdigest()
+
+
 def _digests(files: Iterable[Path], root: Path) -> dict[str, str]:
-    return {path.relative_to(root).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    found = {}
+    for path in files:
+        state = path.stat()
+        found[path.relative_to(root).as_posix()] = _file_digest(path, (state.st_size, state.st_mtime_ns))
+    return found
 
 
 def _digest(value: Any) -> str:

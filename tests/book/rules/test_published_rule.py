@@ -23,6 +23,7 @@ RESULTS: dict[str, s.Values] = {
         **arms("first-step/{}", (rules.WHOLE,), FINE),
         **arms("{}", (WHOLE, SHARED), (0.08, 0.07, 0.09)),
         f"{WHOLE}/drift": 0.13,
+        "added/after-a-start/gap": 0.004,
     }
 }
 FED_FAILS = arms("feedback/{}", ("gradient-ef-4-bits",), FAILS)

@@ -66,13 +66,15 @@ def no_v_communication(claim: Claim, results: Results) -> Finding:
     drift = results(CHAPTER, f"{START}/{WHOLE}/drift")
     local, own, _ = _least(results, f"{START}/{WHOLE}")
     shared = results(CHAPTER, f"{START}/scale-of-a-tensor-mean-v-feedback/gap")
+    averaged = results(CHAPTER, "added/after-a-start/gap")
     checks: tuple[Check, ...] = (
         compare("relative distance of the replicas", drift, most=1e-3),
         in_part(compare("nats from fp32", min(local, own), most=SAME)),
     )
     text = (
         f"Measured: with a local second moment the replicas end {drift:.2f} of their length apart and {local:+.3f} "
-        f"nats from fp32. A second moment that is averaged keeps them together and leaves {shared:+.3f} nats."
+        f"nats from fp32. A second moment that is averaged keeps them together and leaves {shared:+.3f} nats. Formed "
+        f"from the averaged gradient, which the momenta imply, it needs no message and leaves {averaged:+.3f} nats."
     )
     return found(claim, checks, text, "A run whose replicas stay together with local second moments.", "medium")
 

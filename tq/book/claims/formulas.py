@@ -81,15 +81,17 @@ class Formula:
 
     def rule(self, claim: Claim) -> str:
         """The rule in words, with its tolerance."""
-        bound = {words.AT_LEAST: "at least ", words.AT_MOST: "at most "}.get(claim.quantifier, "")
-        off = self.tolerance(claim)
-        many = len(self.readings())
-        which = (
-            "that reading" if many == 1 else f"one of {many} readings" if claim.quantifier == words.EXISTS
-            else f"all {many} readings"
+        off, many = self.tolerance(claim), len(self.readings())
+        bound = {words.AT_LEAST: "reach", words.AT_MOST: "not exceed"}.get(claim.quantifier)
+        if bound is not None:
+            near = f"{bound} the claimed figure" + (f", with {off:.0%} of tolerance" if off else "")
+        else:
+            near = "equal the claimed figure" if off == 0 else f"come within {off:.0%} of the claimed figure"
+        who = (
+            "It" if many == 1 else f"At least one of {many} readings" if claim.quantifier == words.EXISTS
+            else f"Each of {many} readings"
         )  # fmt: skip
-        near = "exactly" if off == 0 else f"to {off:.0%}"
-        return f"{self.formula} gives {bound}what is claimed, {near}, by {which}"
+        return f"Computed: {self.formula}. {who} must {near}."
 
     def agrees(self, value: Figure, claim: Claim) -> bool:
         """Whether a reading of this value agrees."""
@@ -167,19 +169,23 @@ class Free(Formula):
 
     def rule(self, claim: Claim) -> str:
         """The rule in words, with its tolerance."""
-        wanted = "somewhere" if claim.quantifier == words.EXISTS else f"at {shown(self.usual)}, in part elsewhere"
+        over = f"{self.name} from {shown(self.over[0])} to {shown(self.over[1])}"
+        wanted = "somewhere in this range" if claim.quantifier == words.EXISTS else (
+            f"at {shown(self.usual)}; elsewhere it counts in part"
+        )  # fmt: skip
         return (
-            f"{self.formula} gives what is claimed, to {self.tolerance(claim):.0%}, {wanted}; "
-            f"{self.name} from {shown(self.over[0])} to {shown(self.over[1])}"
+            f"Computed: {self.formula}, for {over}. It must come within {self.tolerance(claim):.0%} of the claimed "
+            f"figure {wanted}."
         )
 
     def __call__(self, claim: Claim, results: Results) -> Finding:
         inside = self.where(claim)
         low, high = inside or (math.nan, math.nan)
-        text = f"{self.name} {shown(low)} to {shown(high)}" if inside else f"no {self.name}"
-        somewhere = Check(f"holds for {text}", inside is not None, part=claim.quantifier != words.EXISTS)
+        where = f"{shown(low)} to {shown(high)}" if inside else "none"
+        alone = claim.quantifier == words.EXISTS
+        somewhere = Check(f"{self.name} with this figure: {where}", inside is not None, part=not alone)
         at = Check(f"{shown(self.of(self.usual))} at {shown(self.usual)}", self.holds(self.usual, claim))
-        checks = [somewhere] if claim.quantifier == words.EXISTS else [at, somewhere]
+        checks = [somewhere] if alone else [at, somewhere]
         beside = [_numbers(value)[0] for value in self.conditions().values()]
         says = self.says.format(self.of(self.usual), *beside, low=low, high=high)
         evidence = f"{self.formula}: {', '.join(check.text for check in checks)}"

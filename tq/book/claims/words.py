@@ -37,7 +37,7 @@ class Check:
 
     def line(self) -> str:
         """As the derivation prints it."""
-        return f"{self.text}: {'yes' if self.holds else 'no'}{' (counts as a part)' if self.part else ''}"
+        return f"{self.text}: {'holds' if self.holds else 'does not hold'}{' (counts in part)' if self.part else ''}"
 
 
 def vote(quantifier: str, checks: Sequence[Check]) -> str:
@@ -70,7 +70,7 @@ def compare(what: str, value: float, least: float = -math.inf, most: float = mat
         f"{shown(least)} to {shown(most)}" if math.isfinite(least) and math.isfinite(most)
         else f"at most {shown(most)}" if math.isfinite(most) else f"at least {shown(least)}"
     )  # fmt: skip
-    return Check(f"{what} {shown(value)}{end}, needed {wanted}", least <= value <= most)
+    return Check(f"{what}: {shown(value)}{end} (required: {wanted})", least <= value <= most)
 
 
 def in_part(check: Check) -> Check:

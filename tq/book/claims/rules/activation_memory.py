@@ -90,7 +90,7 @@ def checkpoint_time(claim: Claim, results: Results) -> Finding:
     entry = results.entry(CHAPTER, MEASURED_BLOCK)
     added, ends = entry["value"] - 1, [entry.get(end, entry["value"]) - 1 for end in ("low", "high")]
     checks = (
-        Check(f"time added, quartiles {ends[0]:.1%} to {ends[1]:.1%}, needed within {low:.1%} to {high:.1%}",
+        Check(f"time added, quartiles {ends[0]:.1%} to {ends[1]:.1%} (required: within {low:.1%} to {high:.1%})",
               low <= ends[0] and ends[1] <= high),
         in_part(compare("share of time added, median", added, low, high)),
     )  # fmt: skip
@@ -109,7 +109,7 @@ def compute_for_memory(claim: Claim, results: Results) -> Finding:
     peaks = {depth: factor * depth / (factor + depth) for depth in (24, 96)}  # one block is whole while it runs again
     enough = min(peaks.values()) >= 9.0 and added <= 0.33
     checks = (
-        Check(f"peak at least {min(peaks.values()):.1f} times lower for {added:.0%} more time, needed 9 for 33%",
+        Check(f"peak at least {min(peaks.values()):.1f} times lower for {added:.0%} more time (required: 9 for 33%)",
               enough),
         in_part(compare("times fewer bytes after the forward pass", factor, 9.0)),
     )  # fmt: skip

@@ -27,8 +27,9 @@ def only_one(claim: Claim, results: Results) -> Finding:
     both = [row for row in known if row["outcome"] == "differs"]
     near = [row for row in known if row["outcome"] == "partly"]
     checks = (
-        Check(f"methods that compress both {len(both)}, one of them {len(near)}, needed none", not both and not near),
-        Check(f"methods that compress only one of them {len(near)}, and none both", not both and bool(near), True),
+        Check(f"methods that compress both: {len(both)}, one of them: {len(near)} (required: none)",
+              not both and not near),
+        Check(f"methods that compress only one of them: {len(near)}, and none both", not both and bool(near), True),
     )
     against = [SAID[row["id"]] for row in both if row["id"] in SAID]
     text = f"{', and '.join(against)} (printed)" if against else "No method that compresses both was found"

@@ -81,7 +81,7 @@ def frontier_energy(claim: Claim, results: Results) -> Finding:
     runs = {"25,000 H100 over 100 days": "gpt4-class", "Llama 3.1 405B": "llama31-405b"}
     ends = {name: _ends(results, f"frontier/{key}") for name, key in runs.items()}
     checks = [
-        Check(f"GWh for {name} {shown(end)}, needed {wanted}", low <= end <= high)
+        Check(f"GWh for {name} {shown(end)} (required: {wanted})", low <= end <= high)
         for name, pair in ends.items() for end in pair
     ]  # fmt: skip
     text = " and ".join(f"{a:.0f} to {b:.0f} GWh for {name}" for name, (a, b) in ends.items())

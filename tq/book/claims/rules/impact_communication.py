@@ -148,7 +148,7 @@ def mandatory(claim: Claim, results: Results) -> Finding:
         f"Meta trained Llama 3 405B on up to {used:,.0f} GPUs over 400 Gbit/s Ethernet without gradient compression "
         "(printed). The factor of two is the document's $15M over its $7M, which have no source."
     )
-    checks = (Check(f"{used:,.0f} GPUs trained without InfiniBand, needed none", used == 0),)
+    checks = (Check(f"{used:,.0f} GPUs trained without InfiniBand (required: none)", used == 0),)
     change = "A number of GPUs above which every published run used InfiniBand."
     return found(claim, checks, text, change, "medium", basis=PRINTED)
 

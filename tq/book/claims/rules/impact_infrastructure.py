@@ -21,11 +21,11 @@ def several_sites(claim: Claim, results: Results) -> Finding:
     need = {m: results(CHAPTER, f"need/datacenters/{m}/50") for m in ("bf16", "4-bits", "diloco-bf16", "diloco-4")}
     published = results(CHAPTER, "intellect/use/lowest")
     checks = (
-        Check(f"a published run across sites computes {published:.0%} of the time, needed less than half",
+        Check(f"a published run across sites computes {published:.0%} of the time (required: less than half)",
               published < FEASIBLE),
-        Check(f"a bf16 sync per hundred steps needs {need['diloco-bf16']:.2f} Gbit/s, needed over {LEASED_GBIT:.0f}",
+        Check(f"Gbit/s of a bf16 sync per hundred steps: {need['diloco-bf16']:.2f} (required: over {LEASED_GBIT:.0f})",
               need["diloco-bf16"] > LEASED_GBIT),
-        Check(f"a 4-bit sync every step needs {need['4-bits']:.0f} Gbit/s, needed at most {LEASED_GBIT:.0f}",
+        Check(f"a 4-bit sync every step needs {need['4-bits']:.0f} Gbit/s (required: at most {LEASED_GBIT:.0f})",
               need["4-bits"] <= LEASED_GBIT),
     )  # fmt: skip
     text = (
@@ -44,8 +44,8 @@ def become_practical(claim: Claim, results: Results) -> Finding:
     for name, (words, mbit) in SCENARIOS.items():
         plain = results(CHAPTER, f"use/{name}/{'fp32' if name == 'pool' else 'bf16'}/{mbit}")
         coded = results(CHAPTER, f"use/{name}/4-bits/{mbit}")
-        checks.append(Check(f"{words}: computes {plain:.0%} of the time without and {coded:.0%} with compression, "
-                            "needed less than half and half or more", plain < FEASIBLE <= coded))  # fmt: skip
+        checks.append(Check(f"{words}: computes {plain:.0%} of the time without and {coded:.0%} with compression "
+                            "(required: less than half, and half or more)", plain < FEASIBLE <= coded))  # fmt: skip
         shown.append(f"{plain:.0%} to {coded:.0%} ({words})")
     rare = results(CHAPTER, f"use/hybrid/diloco-bf16/{SCENARIOS['hybrid'][1]}")
     text = (

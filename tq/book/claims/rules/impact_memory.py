@@ -89,7 +89,8 @@ def gpu_count(claim: Claim, results: Results) -> Finding:
     least = {(n, r): results(CHAPTER, f"least/{n}/{r}") for n in ("plain", "coded") for r in ("none", "full")}
     enabled = results(CHAPTER, "tp/enabled")
     checks = [
-        Check(f"{least['plain', r]:.0f} GPUs become {least['coded', r]:.0f}, {words} recomputation, needed at most 55%",
+        Check(f"{least['plain', r]:.0f} GPUs become {least['coded', r]:.0f}, {words} recomputation (required: at most "
+              "55%)",
               least["coded", r] <= 0.55 * least["plain", r]) for r, words in (("none", "no"), ("full", "full"))
     ] + [in_part(compare("share of the layouts where TP4 fits only with compression", enabled, UNLIKELY))]  # fmt: skip
     text = (

@@ -31,7 +31,7 @@ def bit_exact(claim: Claim, results: Results) -> Finding:
     decimals, bytes_off = results(CHAPTER, "parity/decimals"), results(CHAPTER, "parity/bytes-that-differ")
     checks = (
         compare("decimals to which decoded values agree", decimals, claim.number()),
-        Check(f"share of the packed bytes that differ {bytes_off:.5%}, needed 0", bytes_off == 0),
+        Check(f"share of the packed bytes that differ {bytes_off:.5%} (required: 0)", bytes_off == 0),
     )
     text = (
         f"Our CPU kernel is measured to agree with its PyTorch reference to {decimals:.1f} decimals; {bytes_off:.5%} "

@@ -26,7 +26,7 @@ def on_one_card(claim: Claim, results: Results) -> Finding:
     parameters = claim.number() * 1e9
     needed, years = 16 * parameters / 1e12, _years(parameters, 20 * parameters)
     checks = (
-        Check(f"{needed:.1f} TB of states, and a run of {years:,.0f} years, needed at most {LIFE_YEARS:.0f} years",
+        Check(f"{needed:.1f} TB of states, and a run of {years:,.0f} years (required: at most {LIFE_YEARS:.0f} years)",
               years <= LIFE_YEARS),
         in_part(compare("TB of states beside one card", needed, most=16.0)),
     )  # fmt: skip

@@ -50,7 +50,8 @@ def avoided_failure(claim: Claim, results: Results) -> Finding:
     ]
     for bits in (4, 2, 1):
         fed = _least(results, f"feedback/published-gradient-ef-{bits}-bits")[2]
-        checks.append(in_part(compare(f"the same under the published scale at {bits} bits, lower end", fed, FAILS)))
+        what = f"the same under the published scale at {bits} bit{'s' * (bits > 1)}, lower end"
+        checks.append(in_part(compare(what, fed, FAILS)))
     bare = results(CHAPTER, "feedback/published-gradient-ef-4-bits/gap")
     text = (
         f"Measured: 4-bit gradients with feedback end {gap:+.3f} nats from fp32 with one scale per block and "
@@ -72,9 +73,9 @@ def no_v_communication(claim: Claim, results: Results) -> Finding:
         in_part(compare("nats from fp32", min(local, own), most=SAME)),
     )
     text = (
-        f"Measured: with a local second moment the replicas end {drift:.2f} of their length apart and {local:+.3f} "
-        f"nats from fp32. A second moment that is averaged keeps them together and leaves {shared:+.3f} nats. Formed "
-        f"from the averaged gradient, which the momenta imply, it needs no message and leaves {averaged:+.3f} nats."
+        f"Measured: with local second moments the replicas end {drift:.2f} lengths apart and {local:+.3f} nats from "
+        f"fp32; averaging v leaves {shared:+.3f}. Formed from the averaged gradient, v needs no message and leaves "
+        f"{averaged:+.3f}."
     )
     return found(claim, checks, text, "A run whose replicas stay together with local second moments.", "medium")
 

@@ -37,7 +37,7 @@ def gaussian_after_rotation(claim: Claim, results: Results) -> Finding:
     before = {k: results(CHAPTER, f"shape/{k}/ks-before") for k in kinds}
     spike, penalty = results(ROTATION, "ks/spike/1-round"), results(ROTATION, "mismatch-penalty")
     checks = [
-        Check(f"KS distance of {kinds[k]} {before[k]:.3f}, {after[k]:.3f} after rotation, needed below {FAR}",
+        Check(f"KS distance of {kinds[k]} {before[k]:.3f}, {after[k]:.3f} after rotation (required: below {FAR})",
               after[k] < FAR and after[k] < before[k]) for k in kinds
     ]  # fmt: skip
     checks += [

@@ -54,6 +54,18 @@ def test_outcomes_come_in_order_and_only_once(tmp_path: Path, monkeypatch: pytes
         tasks.outcomes(quick, runs, tmp_path, jobs=1)
 
 
+def test_chapters_share_what_they_have_in_common(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = [{"n": n} for n in (1, 2)]
+    tasks.outcomes(quick, runs, tmp_path / "first", jobs=1)
+    monkeypatch.setattr(tasks, "_compute", lambda *_: pytest.fail("computed again"))
+    with pytest.raises(pytest.fail.Exception):  # alone, the second chapter has none of them
+        tasks.outcomes(quick, runs[1:], tmp_path / "alone", jobs=1)
+    assert tasks.outcomes(quick, runs[1:], tmp_path / "second", jobs=1, shared=tmp_path) == [1.0]
+    assert [path.name for path in (tmp_path / "second").iterdir()] == [
+        path.name for path in tasks.files(quick, runs[1:], tmp_path / "first", "cpu")
+    ]
+
+
 def test_an_outcome_tells_what_it_is_of(tmp_path: Path) -> None:
     task = {**SHORT, "seed": 3}
     tasks.outcomes(train, [task], tmp_path, jobs=1)

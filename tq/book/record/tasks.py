@@ -2,10 +2,10 @@
 
 A task is a function of a module of ``tq`` and plain arguments. Its outcome is kept in a folder under a name that holds
 two hashes: of the function and its arguments, and of what they ran on (the module and all that it imports, the
-versions, the GPU). So an edited figure does not train a model again, an edited optimizer does, and a run that was
-killed goes on where it was. Runs of another processor count: rounding differs there as it does with another order of
-sums, and a long campaign changes machines; a recording names them all. Outcomes of former sources stay:
-``tq.book.run.revalidate`` may let them count again.
+versions, the GPU). So an edited figure does not train a model again, an edited optimizer does, a run that was killed
+goes on where it was, and chapters share the runs that they have in common. Runs of another processor count: rounding
+differs there as it does with another order of sums, and a long campaign changes machines; a recording names them all.
+Outcomes of former sources stay: ``tq.book.run.revalidate`` may let them count again.
 """
 
 from __future__ import annotations
@@ -117,6 +117,7 @@ def outcomes(
     folder: Path,
     device: str = "cpu",
     jobs: int | None = None,
+    shared: Path | None = None,
 ) -> list[Any]:
     """``function(task, device=device)`` of every task, in their order; what was kept is not computed again.
 
@@ -125,13 +126,14 @@ def outcomes(
         tasks: JSON values; the same task may come twice.
         folder: where the outcomes are kept.
         jobs: processes at a time, one thread each; None: every core, or one on a GPU. One job runs in this process.
+        shared: a folder of such folders; what one of them keeps of these tasks is copied instead of computed.
 
     Raises ``TasksFailed``, which names every task that failed. After the first failure no other task is begun.
     """
     jobs = (cores() if device == "cpu" else 1) if jobs is None else jobs
     around = circumstances(function, device)
     where = files(function, tasks, folder, device)
-    missing = {path: task for path, task in zip(where, tasks, strict=True) if not path.is_file()}
+    missing = {path: task for path, task in zip(where, tasks, strict=True) if not _kept(path, shared)}
     for path in missing:
         path.with_suffix(RUNNING).unlink(missing_ok=True)
     if missing and jobs == 1:
@@ -145,6 +147,15 @@ def outcomes(
         if failed:
             raise TasksFailed(_report(failed, len(missing), folder)) from failed[0][1]
     return [read(path)["value"] for path in where]
+
+
+def _kept(path: Path, shared: Path | None) -> bool:
+    """Whether the outcome is there, now that one of another chapter has been taken over."""
+    if not path.is_file() and shared is not None:
+        for twin in shared.glob(f"*/{path.name}"):
+            paths.write_bytes(path, twin.read_bytes())
+            break
+    return path.is_file()
 
 
 def _in_processes(

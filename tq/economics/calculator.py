@@ -17,6 +17,7 @@ __all__ = ["FIELDS", "Case", "Field", "Result", "codec", "defaults", "memory", "
 
 GIB = 2.0**30
 
+#: The fields of each calculator: "savings", "memory" and "codec", in the order of the page. A case names all of them.
 FIELDS: dict[str, tuple[Field, ...]] = {
     "savings": saved.FIELDS,
     "memory": (
@@ -40,14 +41,29 @@ FIELDS: dict[str, tuple[Field, ...]] = {
         Field("gpu_gib", "Memory of a GPU", 80, 1, 1e4, "GiB"),
         Field("reserve_gib", "Kept free", 6, 0, 1e4, "GiB"),
         BITS, BLOCK, SCALE,
-        Field("coded", "Share of the kept activations that is coded", 0.9, 0, 1, "0 to 1"),
+        Field("coded", "Share of the kept activations that is quantized", 0.9, 0, 1, "0 to 1"),
     ),
     "codec": (BITS, BLOCK, SCALE, Field("numbers", "Numbers in the tensor", 1e6, 1, 1e15, whole=True)),
 }  # fmt: skip
 
 
 def defaults(calculator: str) -> dict[str, float]:
-    """The case that a calculator opens with."""
+    """The case that a calculator opens with.
+
+    Args:
+        calculator: "savings", "memory" or "codec".
+
+    Returns:
+        A new dict with every field of the calculator.
+
+    Raises:
+        KeyError: if there is no such calculator.
+
+    Example:
+        >>> from tq.economics.calculator import defaults
+        >>> defaults("codec")
+        {'bits': 4, 'block': 128, 'scale_bits': 32, 'numbers': 1000000.0}
+    """
     return {field.name: field.default for field in FIELDS[calculator]}
 
 
@@ -55,10 +71,21 @@ def defaults(calculator: str) -> dict[str, float]:
 
 
 def memory(case: Case) -> Result:
-    """Memory of the first pipeline stage by part, GiB, without and with coded activations, and the largest micro-batch.
+    """Memory of the first pipeline stage in GiB, without and with quantized activations, and the largest micro-batch.
 
-    GPT shape with an MLP of four times the width: Korthikanti's s b h (10 + 24 / t + 5 a s / (h t)) bytes a layer, the
-    first term over t too with sequence parallelism; 12 bytes of states a parameter, split by ZeRO.
+    GPT shape with an MLP of width 4 h: s b h (10 + 24 / t + 5 a s / (h t)) bytes per layer (Korthikanti et al. 2022,
+    arXiv:2205.05198), the 10 over t too with sequence parallelism. 12 bytes of states per parameter, split by ZeRO.
+
+    Args:
+        case: every field of ``FIELDS["memory"]``.
+    Returns:
+        "total_gib" and its parts, "largest_batch" in sequences, and the same with "coded_" for quantized activations.
+    Raises:
+        ValueError: if a field is missing, unknown or out of range, or the sizes do not divide as they must.
+    Example:
+        >>> from tq.economics.calculator import defaults, memory
+        >>> [memory(defaults("memory"))[name] for name in ("largest_batch", "coded_largest_batch")]
+        [5.0, 14.0]
     """
     x = read("memory", FIELDS["memory"], case)
     for name, of in (("heads", "hidden"), ("tp", "heads")):
@@ -109,10 +136,29 @@ def memory(case: Case) -> Result:
 
 
 def codec(case: Case, distortion: Mapping[int, float]) -> Result:
-    """Stored bytes and the error on Gaussian numbers. distortion: {bits: D(bits)} of the Lloyd-Max quantizer of
-    N(0, 1); it comes from `tq.quant`, which this package does not import.
+    """Stored bytes of a tensor, and the error of the codec on Gaussian numbers.
 
-    nmse: with the scale that minimises it; nmse_unbiased: D / (1 - D), with the scale that makes the mean exact.
+    Args:
+        case: every field of ``FIELDS["codec"]``.
+        distortion: {bits: D(bits)}, the error of the Lloyd-Max quantizer of N(0, 1); ``tq.quant.codebook.distortion``
+            computes it. It is an argument because this package does not import ``tq.quant``.
+
+    Returns:
+        "bits_per_element" with scales; "bytes", "bytes_fp32" and "bytes_bf16" of the tensor; "ratio_fp32" and
+        "ratio_bf16", how many times smaller it gets; "nmse", the normalised mean squared error D with the scale that
+        minimises it; "nmse_unbiased", D / (1 - D) with the unbiased scale; "nmse_floor", the rate-distortion bound
+        (Shannon 1959); "snr_db", of "nmse" in dB.
+
+    Raises:
+        KeyError: if ``distortion`` lacks the number of bits.
+        ValueError: if a field is missing, unknown or out of range.
+
+    Example:
+        >>> from tq.economics.calculator import codec, defaults
+        >>> from tq.quant.codebook import distortion
+        >>> found = codec(defaults("codec"), {4: distortion(4)})
+        >>> found["bits_per_element"], round(found["ratio_bf16"], 2), round(found["nmse"], 4)
+        (4.25, 3.76, 0.0095)
     """
     x = read("codec", FIELDS["codec"], case)
     blocks = math.ceil(x["numbers"] / x["block"])

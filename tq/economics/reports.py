@@ -90,7 +90,7 @@ class Savings:
             f"saved            ${n['saved_usd']:,.2f} (${n['saved_usd_low']:,.0f} to ${n['saved_usd_high']:,.0f})",
             "break-even link  " + ("none: it pays on any link" if link is None else f"{link:,.0f} Gbit/s per GPU"),
             "break-even codec "
-            + ("none: it pays at no speed" if speed is None else f"{speed:,.3g} billion numbers/s"),
+            + ("none: it pays at no speed" if speed is None else f"{speed:,.3g} billion elements/s"),
             f"does it pay      {self.pays}: {n['chance']:.0%} of draws save time",
         ]
 

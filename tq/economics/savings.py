@@ -92,15 +92,15 @@ def _fields() -> tuple[Field, ...]:
         Field("base_bits", "Gradients without compression", known["base_bits"], 16, 32, "bits",
               choices=((16, "bf16"), (32, "fp32"))),
         Field("zero", "Returned to every replica", known["zero"], 0, 1, whole=True,
-              choices=((1, "weights in bf16 (ZeRO-1)"), (0, "gradients, coded too (no ZeRO)"))),
+              choices=((1, "weights in bf16 (ZeRO-1)"), (0, "gradients, quantized too (no ZeRO)"))),
         BITS, BLOCK, SCALE,
         Field("usd_per_gpu_hour", "Price", known["usd_per_gpu_hour"], 1e-3, 1e4, "USD per GPU-hour"),
     )  # fmt: skip
     unsure = (
-        *_uncertain("tflops", "Speed of a GPU without the exchange", 1e-2, 1e5, "TFLOP/s"),
+        *_uncertain("tflops", "Speed of a GPU without gradient sync", 1e-2, 1e5, "TFLOP/s"),
         *_uncertain("reach", "Share of the link that a collective reaches", 1e-2, 1),
-        *_uncertain("overlap", "Share of the compute that can hide the exchange", 0, 1),
-        *_uncertain("codec_g", "Speed of the codec, encoding or decoding", 1e-3, 1e6, "billion numbers/s"),
+        *_uncertain("overlap", "Share of the compute that gradient sync can overlap with", 0, 1),
+        *_uncertain("codec_g", "Speed of the codec, encoding or decoding", 1e-3, 1e6, "billion elements/s"),
     )
     return (*plain, *(f for f in unsure if not f.group), *(f for f in unsure if f.group))
 
@@ -268,13 +268,28 @@ def _breakeven_gbit(x: Case, codec_s: float) -> float:
 
 
 def savings(case: Case) -> Result:
-    """Step, run, cost and saving with and without codes.
+    """Time, cost and saving of a training run with quantized gradient sync. The formula heads ``tq.economics.savings``.
 
-    NAME: at the expected inputs; NAME_low and NAME_high: what one draw in ten falls below and above (`sampled`);
-    saving_median: what half of the draws fall below.
-    chance: share of the draws in which codes save time. pays: 1 with a chance of at least .8, -1 of at most .2, else 0.
-    breakeven_gbit: above this link codes do not pay; None, on any link they do. breakeven_codec_g: below this speed of
-    the codec they do not; None, at no speed they do.
+    Args:
+        case: every field of ``FIELDS["savings"]``; ``defaults("savings")`` is the book's reference job.
+
+    Returns:
+        Seconds per step ("compute_s", "exchange_s", "codec_s", "plain_s"; quantized: "coded_s", ...), hours and USD
+        per run ("plain_hours", "coded_usd", ...), "saving" and "share" (not overlapped communication) of the step
+        time, "ratio" of the sizes. NAME is at the expected inputs. A tenth of the draws from their ranges is below
+        NAME_low, a tenth above NAME_high, half below "saving_median"; "chance" is the share that saves time.
+        "pays": 1 for a chance of 0.8 or more, -1 for 0.2 or less, else 0. "breakeven_gbit": the link above which it
+        does not pay (None: it pays on any). "breakeven_codec_g": the codec speed below which it does not, in billion
+        numbers per second (None: it pays at no speed).
+
+    Raises:
+        ValueError: if a field is missing, unknown or out of range, or the fields contradict each other.
+
+    Example:
+        >>> from tq.economics.calculator import defaults, savings
+        >>> slow, fast = (savings({**defaults("savings"), "link_gbit": gbit}) for gbit in (10, 400))
+        >>> slow["pays"], round(slow["saving"], 1), round(fast["saving"], 1)
+        (1.0, 0.3, 0.0)
     """
     x = _check(case)
     at, many = times(x), sampled(x)
@@ -333,7 +348,7 @@ def waterfall(claimed: tuple[float, float], shares: tuple[float, float]) -> list
         ("scales are stored too", float(breakeven.saving(share, fp32))),
     ]
     causes = (
-        ("the share of this exchange at 400 Gbit/s", None), ("gradients were bf16", "base_bits"),
+        ("the share of this gradient sync at 400 Gbit/s", None), ("gradients were bf16", "base_bits"),
         ("ZeRO-1 returns weights", "zero"), ("a collective reaches 85 % of the link", "reach"),
         ("compute hides a part", "overlap"), ("the codec takes time", "codec_g"),
     )  # fmt: skip

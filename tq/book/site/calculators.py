@@ -43,28 +43,28 @@ RESULTS = {  # calculator -> its results in the order of the page
         Shown("chance", "Chance that it saves anything", "percent"),
         Shown("saving", "Saving", "percent", "median {saving_median}; 80 %: {saving_low} to {saving_high}"),
         Shown("saved_usd", "Saved on the run", "usd", "80 %: {saved_usd_low} to {saved_usd_high}"),
-        Shown("plain_usd", "Cost of the run", "usd", "coded {coded_usd}"),
-        Shown("plain_hours", "Run, hours", "count", "coded {coded_hours}"),
-        Shown("plain_s", "Step, s", "number", "coded {coded_s}"),
-        Shown("exchange_s", "Exchange, s", "number", "coded {coded_exchange_s}"),
-        Shown("share", "Exposed exchange, share of the step", "percent"),
+        Shown("plain_usd", "Cost of the run", "usd", "with codec {coded_usd}"),
+        Shown("plain_hours", "Run, hours", "count", "with codec {coded_hours}"),
+        Shown("plain_s", "Step, s", "number", "with codec {coded_s}"),
+        Shown("exchange_s", "Gradient sync, s", "number", "with codec {coded_exchange_s}"),
+        Shown("share", "Gradient sync not overlapped, share of the step", "percent"),
         Shown("codec_s", "Codec, s", "number"),
         Shown("ratio", "Compression ratio of the gradients", "fixed"),
-        Shown("breakeven_gbit", "It pays below a link of, Gbit/s per GPU", "number"),
-        Shown("breakeven_codec_g", "It pays above a codec of, billion numbers/s", "number"),
+        Shown("breakeven_gbit", "Break-even link, Gbit/s per GPU (pays below)", "number"),
+        Shown("breakeven_codec_g", "Break-even codec, billion elements/s (pays above)", "number"),
     ),
     "memory": (
         Shown("parameters_b", "Parameters, billion", "number"),
         Shown("weights_gib", "Weights, GiB", "fixed"),
         Shown("gradients_gib", "Gradients, GiB", "fixed"),
         Shown("states_gib", "Optimizer states, GiB", "fixed"),
-        Shown("activations_gib", "Activations, GiB", "fixed", "coded {coded_activations_gib}"),
-        Shown("working_gib", "Working space, GiB", "fixed", "coded {coded_working_gib}"),
-        Shown("total_gib", "Total, GiB", "fixed", "coded {coded_total_gib}"),
-        Shown("largest_batch", "Largest micro-batch, sequences", "count", "coded {coded_largest_batch}"),
+        Shown("activations_gib", "Activations, GiB", "fixed", "with codec {coded_activations_gib}"),
+        Shown("working_gib", "Working space, GiB", "fixed", "with codec {coded_working_gib}"),
+        Shown("total_gib", "Total, GiB", "fixed", "with codec {coded_total_gib}"),
+        Shown("largest_batch", "Largest micro-batch, sequences", "count", "with codec {coded_largest_batch}"),
     ),
     "codec": (
-        Shown("bits_per_element", "Stored bits a number", "number"),
+        Shown("bits_per_element", "Stored bits per element", "number"),
         Shown("bytes", "Stored bytes", "count"),
         Shown("ratio_fp32", "Ratio against fp32", "fixed"),
         Shown("ratio_bf16", "Ratio against bf16", "fixed"),
@@ -89,7 +89,7 @@ def _jobs() -> dict[str, dict[str, float]]:
         "The same on Ethernet of 100 Gbit/s": {"link_gbit": 100.0},
         "The same on Ethernet of 25 Gbit/s": {"link_gbit": 25.0},
         "The same with fp32 gradients": {"base_bits": 32.0},
-        "The same without ZeRO, both ways coded": {"zero": 0.0},
+        "The same without ZeRO, both phases quantized": {"zero": 0.0},
         "The whitepaper's premises: fp32, no ZeRO": {"base_bits": 32.0, "zero": 0.0},
         "The same without gradient accumulation": {"overlap": 1.0},
         **{label: scenarios.fields(name) for label, name in sizes.items()},
@@ -224,8 +224,8 @@ def _savings_table() -> str:
         ]  # fmt: skip
         rows.append(cells)
     head = ["Link per GPU", "Does it pay", "Saving", "80 % interval", "Chance of a saving", "Saved on the run",
-            "Exposed exchange, share of the step", "Saving if gradients were fp32",
-            "Saving without ZeRO, both ways coded", "Both: the whitepaper's premises"]  # fmt: skip
+            "Gradient sync not overlapped, share of the step", "Saving if gradients were fp32",
+            "Saving without ZeRO, both phases quantized", "Both: the whitepaper's premises"]  # fmt: skip
     return _table("The reference job on other links", head, rows)
 
 
@@ -250,7 +250,7 @@ def _memory_table() -> str:
     for result in RESULTS["memory"]:
         for key in (result.key, *result.others):
             named[key], forms[key] = (
-                result.words.replace(",", " coded," if key in result.others else ",", 1),
+                result.words.replace(",", " with codec," if key in result.others else ",", 1),
                 result.form,
             )
     for value, words in fields["recompute"].choices:
@@ -261,7 +261,7 @@ def _memory_table() -> str:
     n = {name: f"{value:g}" for name, value in base.items()}
     caption = (
         f"The opening case with other settings: {n['layers']} layers of width {n['hidden']}, {n['seq']} tokens, "
-        f"tensor × pipeline × data parallel {n['tp']} × {n['pp']} × {n['dp']}, ZeRO {n['zero']}; coded: "
+        f"tensor × pipeline × data parallel {n['tp']} × {n['pp']} × {n['dp']}, ZeRO {n['zero']}; with codec: "
         f"{base['coded']:.0%} of the kept activations in {n['bits']} bits"
     )
     return _table(caption, head, rows)
@@ -273,7 +273,7 @@ def _codec_table() -> str:
         found = run("codec", calculator.defaults("codec") | {"bits": float(bits)})
         rows.append([f"{bits}", *(shown(found[each.key], each.form) for each in columns)])
     head = ["Bits", *(each.words for each in columns)]
-    return _table("Blocks of 128 with an fp32 scale; errors on Gaussian numbers", head, rows)
+    return _table("Blocks of 128 with an fp32 scale; errors on Gaussian samples", head, rows)
 
 
 def price_table() -> str:

@@ -11,7 +11,6 @@ pytest.importorskip("sphinx")  # of [book]; CI does not allow this skip
 
 from tests.book import helpers as h  # noqa: E402
 from tests.book.rules import scaffold  # noqa: E402
-from tq.book.record import figures  # noqa: E402
 from tq.book.site import positioning  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -109,12 +108,3 @@ def test_every_measured_cell_of_the_committed_table_is_bound() -> None:
     waiting = [c.source for c in positioning.cells() if c.state == positioning.WAITING]
     recorded = {path.stem for path in (ROOT / "data" / "results" / "cpu" / "full").glob("*.json")}
     assert [name for name in waiting if name.split("/")[0] in recorded] == [], "bound to a key that is not recorded"
-
-
-def test_the_drawing_writes_every_cell(root: Path) -> None:
-    found = positioning.cells()
-    fig, ax = figures.figure("wide", height=9)
-    positioning.draw(ax, found)
-    written = [text for cell in found for text in (cell.short, cell.condition)[: 1 + bool(cell.condition)]]
-    assert [text.get_text() for text in ax.texts] == written
-    assert len(ax.patches) == len(found)

@@ -20,7 +20,6 @@ from tq.book.claims.ledger import NotRecorded, Results
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.axes import Axes
 
 MEASURED, CITED, SECOND_HAND, NOT_APPLICABLE, NOT_KNOWN, WAITING = (
     "measured", "cited", "cited at second hand", "does not apply", "not known", "not recorded yet",
@@ -120,35 +119,3 @@ def counts(found: Iterable[Cell]) -> dict[str, int]:
     """How many cells have which state, in the order of STATES, none left out."""
     number = Counter(cell.state for cell in found)
     return {state: number[state] for state in STATES}
-
-
-def draw(ax: Axes, found: list[Cell]) -> None:
-    """The matrix: dark is measured here, light cited, paler cited at second hand, hatched waits for a full run, "?" is
-    not known."""
-    from matplotlib.patches import Rectangle
-
-    from tq.book.record.figures import BLUE, GRID, INK, PAPER, SOFT
-
-    looks = {
-        MEASURED: (BLUE, PAPER), CITED: ("#b9daf2", INK), SECOND_HAND: ("#eef5fa", SOFT), WAITING: (PAPER, SOFT),
-        NOT_KNOWN: (PAPER, SOFT), NOT_APPLICABLE: (GRID, SOFT),
-    }  # fmt: skip
-    methods = list(dict.fromkeys(cell.method for cell in found))
-    columns = list(PROPERTIES)
-    for cell in found:
-        x, y = columns.index(cell.property), methods.index(cell.method)
-        face, ink = looks[cell.state]
-        hatch = "///" if cell.state == WAITING else None
-        ax.add_patch(Rectangle((x, y), 1, 1, facecolor=face, edgecolor=GRID, linewidth=0.8, hatch=hatch))
-        lift = 0.14 if cell.condition else 0.0
-        ax.text(x + 0.5, y + 0.5 - lift, cell.short, ha="center", va="center", color=ink, fontsize=10.5)
-        if cell.condition:
-            ax.text(x + 0.5, y + 0.76, cell.condition, ha="center", va="center", color=ink, fontsize=6.5)
-    ax.set(xlim=(0, len(columns)), ylim=(len(methods), 0))
-    ax.set_xticks([i + 0.5 for i in range(len(columns))], [PROPERTIES[c][0] for c in columns], fontsize=10.5)
-    ax.set_yticks([i + 0.5 for i in range(len(methods))], methods, fontsize=10.5)
-    ax.xaxis.tick_top()
-    ax.tick_params(length=0)
-    ax.grid(False)
-    for side in ax.spines.values():
-        side.set_visible(False)

@@ -125,3 +125,10 @@ def test_pages_and_markdown_cells_are_read(tmp_path: Path, monkeypatch: pytest.M
 def test_no_measured_number_is_typed_into_this_book() -> None:
     assert paths.root() == h.ROOT
     assert [str(finding) for finding in lint.lint()] == []
+
+
+def test_a_role_that_a_table_would_split_is_found(tmp_path: Path) -> None:
+    good = "| a | {val}`demo/x@cpu:full\\|.2f` |\n\nNo table: {val}`demo/x@cpu:full|.2f`"
+    assert lint.findings(good, "page", []) == []
+    (found,) = lint.findings("| a | {val}`demo/x@cpu:full|.2f` |", "page", [])
+    assert "two cells" in found.message and "line 1" in found.where

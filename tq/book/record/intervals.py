@@ -57,3 +57,20 @@ def message(judged: Mapping[str, Judged], arms: str) -> str:
     shown, (margin,) = sum(one.equivalent for one in judged.values()), {one.margin for one in judged.values()}
     verb = "is" if shown == 1 else "are"
     return f"{shown} of {len(judged)} {arms} {verb} equivalent to fp32 within ±{margin:g} nats"
+
+
+def rows(judged: Mapping[str, Judged]) -> dict[str, dict[str, str]]:
+    """Of a table of arms: bits sent, gap at the baseline's learning rate, the test's result, gap at an own rate."""
+    from tq.lab.judged import said
+
+    found = {}
+    for name, one in judged.items():
+        sent = {} if one.sent is None else {"bits sent": f"{one.sent:.2f}"}
+        end = ", end of the grid" if one.own.at_an_end else ""
+        same = one.own.run.lr == one.kept.run.lr
+        found[name] = sent | {
+            "loss gap, nats": said(one.gap),
+            f"within ±{one.margin:g} (p)": f"{'shown' if one.equivalent else 'not shown'} ({one.p:.2g})",
+            "at its own rate": f"the same{end}" if same else f"{said(one.own_gap)} at {one.own.run.lr:g}{end}",
+        }
+    return found

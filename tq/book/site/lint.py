@@ -48,6 +48,8 @@ NUMBER = re.compile(
     rf"(?<![\w.,/#@^-])[-+\N{{MINUS SIGN}}±≈~<>]?(?P<digits>\d+(?:,\d{{3}})*(?:\.\d+)?|\.\d+)(?![\w/]*\d)(?!\.\d)"
     rf"(?:\s*(?P<word>thousand|million|billion)\b)?(?P<unit>[ \N{{NO-BREAK SPACE}}]?(?:{UNITS})(?![\w/]))?"
 )
+# a role in a row of a table, with a bare bar in it
+SPLIT = re.compile(r"^\s*\|.*\{\w+\}`[^`|]*(?<!\\)\|[^`]*`")
 EXCUSE = re.compile(r"<!--\s*not measured\s*:?(?P<why>.*?)-->", re.DOTALL)
 ROLE = re.compile(r"\{val\}`(?P<chapter>[^/@|`\s]+)/")
 FENCE = re.compile(r"^\s*(?P<mark>`{3,}|~{3,}|:{3,})\s*(?:\{(?P<name>[\w-]+)\})?")
@@ -180,6 +182,11 @@ def findings(text: str, where: str, values: Sequence[Recorded], chapter: str = "
         for line, why in excuses.items()
         if not why
     ]
+    for line, row in enumerate(lines):
+        if SPLIT.search(row):
+            found.append(
+                Finding(f"{where}, line {line + 1}", row.strip()[:60], "splits a role into two cells; write \\| in it")
+            )
     plain = prose(text)
     for match in NUMBER.finditer(plain):
         if "." not in match["digits"] and not match["unit"] and not match["word"]:

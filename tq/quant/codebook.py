@@ -137,12 +137,31 @@ def _lloyd_max(bits: int, dim: int | None) -> tuple[Array, Array]:
 
 
 def lloyd_max(bits: int, dim: int | None = None) -> tuple[Array, Array]:
-    """Optimal scalar quantizer (Lloyd 1957/1982, Max 1960) of a unit-variance coordinate.
+    """Optimal scalar quantizer of a unit-variance coordinate, which minimizes the mean squared error.
 
-    bits: 1-8. dim: None for N(0, 1); d >= 3 for sqrt(d) times a coordinate of a uniform point on the unit sphere of
-    R^d (TurboQuant's density f, arXiv:2504.19874, scaled to unit variance).
-    Returns (levels [2**bits], thresholds [2**bits - 1]): float64, ascending, read-only; thresholds are the midpoints.
-    Raises ValueError for other arguments.
+    Args:
+        bits: 1-8.
+        dim: None for N(0, 1); d >= 3 for sqrt(d) times a coordinate of a uniform point on the unit sphere of R^d
+            (TurboQuant's density f, scaled to unit variance).
+
+    Returns:
+        tuple[ndarray, ndarray]: levels [2**bits] and thresholds [2**bits - 1], float64, ascending, read-only; the
+        thresholds are the midpoints between levels.
+
+    Raises:
+        ValueError: ``bits`` or ``dim`` is no integer in its range.
+        ArithmeticError: the iteration did not converge.
+
+    References:
+        Lloyd 1957/1982; Max 1960. TurboQuant (Zandieh et al., arXiv:2504.19874) for the density on the sphere.
+
+    Example:
+        >>> from tq.quant.codebook import lloyd_max
+        >>> levels, thresholds = lloyd_max(bits=2)
+        >>> [round(float(level), 4) for level in levels]
+        [-1.5104, -0.4528, 0.4528, 1.5104]
+        >>> [round(float(threshold), 4) for threshold in thresholds]
+        [-0.9816, 0.0, 0.9816]
     """
     _check(bits, dim)
     return _lloyd_max(bits, dim)

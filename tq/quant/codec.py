@@ -1,11 +1,7 @@
-"""The block codec: rotate, scale, Lloyd-Max, pack. One stored scale a block; 1-8 bits an element.
+"""The block codec: rotate, scale, Lloyd-Max, pack. One stored scale per block; 1-8 bits per element.
 
-Sources: TurboQuant (Zandieh et al., arXiv:2504.19874), EDEN (Vargaftik et al. 2022) for the unbiased scale; the search
-over scale multipliers is this project's. Refused: float64 and integer tensors, entropy coding, learned rotations,
-stochastic rounding (the randomness is all in the rotation, and it comes from the seed).
-
-Shapes: N blocks, B block size, W packed bytes a block.
-"""
+Refused: float64 and integer tensors, entropy coding, learned rotations, stochastic rounding (all randomness is in the
+rotation, which comes from the seed). Shapes: N blocks, B block size, W packed bytes per block."""
 
 from __future__ import annotations
 
@@ -41,16 +37,12 @@ _MAGIC, _VERSION = b"TQCD", 2  # in version 1 a seed gave other signs
 _PREFIX = struct.Struct("<4sHH16s")  # magic, version, header bytes, BLAKE2b of everything else
 _FIELDS = struct.Struct("<BBHBBBBBHBBQ")  # bits, rounds, block, scale, rotation, codebook, scale dtype, nonfinite, ...
 _MAX_HEADER = 256 - _PREFIX.size
-
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
 def _outside_graph(method: Callable[_P, _R]) -> Callable[_P, _R]:
-    """The method as a call that ``torch.compile`` does not look into: the graph ends before it and goes on after it.
-
-    A graph has no addresses. With fullgraph=True that is an error, which names the call.
-    """
+    """A graph of ``torch.compile`` breaks at the method, as it has no addresses; fullgraph=True then raises."""
 
     @functools.wraps(method)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -64,16 +56,35 @@ def _outside_graph(method: Callable[_P, _R]) -> Callable[_P, _R]:
 
 @dataclass(frozen=True)
 class Codec(Settings):
-    """Settings of the codec; immutable, hashable, cheap to make. A bad argument raises here.
+    """Settings of the block codec: immutable, hashable, cheap to make.
 
-    bits: 1-8 an element. block: elements that share a scale (a power of two, 64-1024; any length 3-4096 with
-    rotation="haar"). scale: how the stored scale is chosen: "paper" (rms), "mse" (least squares), "unbiased"
-    (E[decode] = x over seeds), "norm" (keeps the norm). rounds: Hadamard rounds 1-3 (2 for unbiased use on structured
-    input). search: number K of scale multipliers tried, 1-64; at 4 bits 13 of them make a seventh less error. seed:
-    int in [0, 2**64). rotation: "hadamard" or "haar". codebook: "gaussian" or "sphere" (exact for finite block).
-    scale_dtype: torch.float32, or torch.bfloat16 for bits <= 6 (fp16 would underflow on small gradients; above 6 bits
-    bf16's own rounding is seen in the error).
-    nonfinite: "raise", or "propagate": a block with NaN or Inf decodes to NaN and nothing synchronises.
+    Each block is rotated, scaled and quantized to Lloyd-Max levels. ``bits_per_element`` (float) gives the stored bits
+    per element of full blocks, bits + 8 * scale bytes / block.
+
+    Args:
+        bits: bits per element, 1-8.
+        block: elements that share a scale: a power of two, 64-1024; any length 3-4096 with rotation="haar".
+        scale: "paper" (rms), "mse" (least squares), "unbiased" (E[decode] = x over seeds) or "norm" (keeps the norm).
+        rounds: Hadamard rounds, 1-3; 2 for unbiased use on structured input.
+        search: scale multipliers tried per block, 1-64; at 4 bits, 13 reduce the error by a seventh. The search is this
+            project's. Keep 1 with scale="paper": its rms scale ignores the multiplier, so a search adds error.
+        seed: of the rotation, int in [0, 2**64).
+        rotation: "hadamard" or "haar".
+        codebook: "gaussian" or "sphere" (exact for a finite block).
+        scale_dtype: torch.float32, or torch.bfloat16 for bits <= 6: above, its rounding adds error. fp16 is refused, as
+            it would underflow on small gradients.
+        nonfinite: "raise", or "propagate": a block with NaN or Inf decodes to NaN and nothing synchronises.
+    Raises:
+        TypeError, ValueError: an argument has the wrong type, is out of range or does not go with another.
+    References:
+        TurboQuant (Zandieh et al., arXiv:2504.19874); EDEN (Vargaftik et al. 2022) for the unbiased scale.
+    Example:
+        >>> import torch
+        >>> from tq import Codec
+        >>> codec = Codec(bits=4, block=128)
+        >>> code = codec.encode(torch.ones(2, 300))
+        >>> code.nbytes, codec.bits_per_element, codec.decode(code).shape
+        (340, 4.25, torch.Size([2, 300]))
     """
 
     def derive(self, *keys: int | str) -> Codec:
@@ -94,7 +105,8 @@ class Codec(Settings):
     def empty(
         self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str = "cpu", rows: bool = False
     ) -> Code:
-        """An uninitialised ``Code`` for tensors of this shape: what ``encode(out=)`` reuses."""
+        """An uninitialised ``Code`` on ``device`` for tensors of this ``shape`` and ``dtype``, which ``encode(out=)``
+        reuses; ``rows`` as there."""
         shape = tuple(shape)
         check_shape(shape)
         return Code(self, shape, dtype, *self._storage(shape, device, rows), rows)
@@ -109,15 +121,21 @@ class Codec(Settings):
     def encode(
         self, x: Tensor, out: Code | None = None, impl: str = "auto", *, factor: float = 1.0, rows: bool = False
     ) -> Code:
-        """Encode ``factor * x`` (any shape; fp32, bf16 or fp16; CPU or CUDA) block by block in row-major order.
+        """Encode ``factor * x`` block by block in row-major order.
 
-        out: a ``Code`` of the same codec, shape, dtype, device and ``rows`` to write into, apart from ``x`` in memory.
-        impl: "auto", "reference", "cpu" or "triton". factor: a finite positive number; it goes into the scales, so the
-        mean of a sum over ranks is encoded in the same pass. rows: every row of the last dimension starts a new block,
-        padded on its own, so that rows (tokens, heads, channels) can be cut out of ``payload`` and ``scales``. A tensor
-        that is not contiguous is copied first. Raises TypeError for other inputs (subclasses such as DTensor, tensors
-        without memory), ValueError where ``out`` does not fit or, with nonfinite="raise", where a block holds NaN or
-        Inf or its scale overflows.
+        Args:
+            x: any shape; fp32, bf16 or fp16; CPU or CUDA. If not contiguous, it is copied first.
+            out: ``Code`` of equal codec, shape, dtype, device and ``rows`` to write into, apart from ``x`` in memory.
+            impl: "auto", "reference", "cpu" or "triton".
+            factor: finite and positive; enters the scales, so a sum over ranks is encoded as a mean in the same pass.
+            rows: each row of the last dimension starts a new block and is padded on its own. Rows (tokens, heads,
+                channels) can then be sliced out of ``payload`` and ``scales``.
+        Returns:
+            Code: on the device of ``x``; ``out`` itself where given.
+        Raises:
+            TypeError: other inputs, such as DTensor and other subclasses, or tensors without memory.
+            ValueError: bad argument, unfit ``out``; with nonfinite="raise", a block with NaN, Inf or scale overflow.
+            RuntimeError: ``impl`` cannot run here.
         """
         read = _check_input(x)
         if isinstance(factor, bool) or not isinstance(factor, int | float):
@@ -171,11 +189,18 @@ class Codec(Settings):
 
     @_outside_graph
     def decode(self, code: Code, out: Tensor | None = None, impl: str = "auto", *, accumulate: bool = False) -> Tensor:
-        """Decode to the shape, dtype and device that was encoded. Raises ValueError for a code of another codec.
+        """Decode to the shape, dtype and device of the tensor that was encoded.
 
-        out: tensor of that shape, dtype and device to write into (one that is not contiguous costs a copy), apart from
-        the code in memory and without elements that share an address. accumulate: add to ``out``, which must then be
-        given and be float32 whatever was encoded.
+        Args:
+            code: made by this codec.
+            out: written to; same shape, dtype and device, no overlap with ``code`` or itself; copied if not contiguous.
+            impl: as in ``encode``.
+            accumulate: add to ``out``, which is then required and is float32 whatever was encoded.
+        Returns:
+            Tensor: the decoded values; ``out`` itself where given.
+        Raises:
+            TypeError: ``code`` is not a ``Code``, or ``out`` is a subclass or has no memory.
+            ValueError: ``code`` is of another codec, or ``out`` does not fit or is missing.
         """
         if not isinstance(code, Code):
             raise TypeError(f"code must be a tq.Code, got {type(code).__name__}")
@@ -201,7 +226,6 @@ class Codec(Settings):
             target.copy_(dense)
         return out
 
-
 def _check_input(x: Tensor) -> tuple[int, int]:
     """The memory range of a tensor that can be encoded."""
     if not isinstance(x, Tensor):
@@ -210,7 +234,6 @@ def _check_input(x: Tensor) -> tuple[int, int]:
     if x.dtype not in DTYPES:
         raise TypeError(f"x must be float32, bfloat16 or float16, got {x.dtype}")
     return memory
-
 
 def _check_out(out: Tensor, code: Code, dtype: torch.dtype) -> tuple[int, int]:
     """The memory range of a tensor that ``code`` can be decoded into."""
@@ -232,11 +255,25 @@ def _check_out(out: Tensor, code: Code, dtype: torch.dtype) -> tuple[int, int]:
 
 @dataclass(frozen=True, eq=False)
 class Code:
-    """An encoded tensor. payload: uint8 [N, W]; scales: [N] of codec.scale_dtype; shape, dtype: of the original.
+    """An encoded tensor, as ``Codec.encode`` returns it.
 
-    rows: every row of the last dimension starts a new block; row r then has the P = ceil(shape[-1] / codec.block)
-    blocks from r * P on. Payload and scales are contiguous, apart from each other, on one device; views of a larger
-    tensor will do. Raises TypeError or ValueError where a field is not so: here, and again where the code is used.
+    Args:
+        codec: the ``Codec`` that made it.
+        shape: of the original tensor.
+        dtype: of the original: torch.float32, torch.bfloat16 or torch.float16.
+        payload: packed indices, uint8 [N, W], contiguous; may be a view of a larger tensor.
+        scales: [N] of codec.scale_dtype, likewise; on the device of ``payload``, apart from it in memory.
+        rows: each row of the last dimension starts a block; row r has P = ceil(shape[-1] / block) blocks from r * P on.
+    Raises:
+        TypeError, ValueError: a field is not as above. Checked here and again at each use.
+    Example:
+        >>> import torch
+        >>> from tq import Code, Codec
+        >>> code = Codec(bits=4).encode(torch.ones(1000))
+        >>> tuple(code.payload.shape), tuple(code.scales.shape), code.nbytes
+        ((8, 64), (8,), 544)
+        >>> Code.from_bytes(code.to_bytes()).payload.equal(code.payload)
+        True
     """
 
     codec: Codec
@@ -276,20 +313,25 @@ class Code:
 
     @property
     def device(self) -> torch.device:
+        """Where payload and scales lie."""
         return self.payload.device
 
     @property
     def nbytes(self) -> int:
-        """Stored bytes: packed indices and scales, padding of the tail included."""
+        """Stored bytes (int): packed indices and scales, padding of the last block included."""
         return self.payload.nbytes + self.scales.nbytes
 
     def to(self, device: torch.device | str) -> Code:
+        """The same code on ``device``."""
         return dataclasses.replace(self, payload=self.payload.to(device), scales=self.scales.to(device))
 
     def to_bytes(self) -> bytes:
-        """Self-describing bytes (magic, version, checksum, codec, shape), at most 256 more than ``nbytes``.
+        """Serialize with magic, version, checksum, codec and shape: at most 256 bytes more than ``nbytes``.
 
-        Deterministic: equal codes give equal bytes. Raises ValueError for shapes whose description does not fit.
+        Returns:
+            bytes: deterministic, equal codes give equal bytes.
+        Raises:
+            ValueError: the description of the shape does not fit the header.
         """
         self.check()
         header = self._header()
@@ -311,7 +353,17 @@ class Code:
 
     @classmethod
     def from_bytes(cls, data: bytes, device: torch.device | str = "cpu") -> Code:
-        """Inverse of ``to_bytes``. Anything truncated, altered, lengthened or of a later version: ValueError."""
+        """Inverse of ``to_bytes``.
+
+        Args:
+            data: bytes, bytearray or memoryview.
+            device: of the result.
+        Returns:
+            Code: in memory of its own.
+        Raises:
+            TypeError: ``data`` is not bytes.
+            ValueError: ``data`` is truncated, altered, lengthened or of another format version.
+        """
         if not isinstance(data, bytes | bytearray | memoryview):
             raise TypeError(f"data must be bytes, got {type(data).__name__}")
         data = bytes(data)
@@ -340,8 +392,7 @@ class Code:
             raise ValueError(f"damaged tq code: {len(content)} bytes of content, the header says {wanted}")
         raw = torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.empty(0, dtype=torch.uint8)
         payload, scales = raw.split([blocks * codec.packed_bytes, blocks * codec.scale_dtype.itemsize])
-        # the scales in memory of their own: their bytes need not start on a multiple of four
-        stored = scales.clone().view(codec.scale_dtype)
+        stored = scales.clone().view(codec.scale_dtype)  # cloned, as their bytes need not start on a multiple of four
         try:
             code = cls(codec, shape, dtype, payload.clone().view(blocks, codec.packed_bytes), stored, rows)
         except ValueError as error:
@@ -349,7 +400,6 @@ class Code:
         if code._header() != header:
             raise ValueError("damaged tq code: its header is not the one that its fields give")
         return code.to(device)
-
 
 def _check_part(name: str, x: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[int, int]:
     """The range of memory of a payload or of scales; see ``Code.check``."""
@@ -360,7 +410,6 @@ def _check_part(name: str, x: Tensor, dtype: torch.dtype, shape: tuple[int, ...]
         how = "a lazy negation" if x.is_neg() else f"strides {x.stride()}"
         raise ValueError(f"{name} must be contiguous, got {how}: pass its contiguous() copy")
     return memory
-
 
 def _read_header(header: bytes) -> tuple[Codec, tuple[int, ...], torch.dtype, bool]:
     """(codec, shape, dtype, rows) of a code; IndexError, ValueError or struct.error where it is none."""
@@ -378,14 +427,11 @@ def _read_header(header: bytes) -> tuple[Codec, tuple[int, ...], torch.dtype, bo
         shape.append(size)
     return codec, tuple(shape), DTYPES[dtype], bool(rows)
 
-
 def _digest(start: bytes, body: bytes) -> bytes:
     return hashlib.blake2b(body, digest_size=16, key=start).digest()
 
-
 def _raw(tensor: Tensor) -> bytes:
     return tensor.detach().cpu().view(-1).view(torch.uint8).numpy().tobytes()
-
 
 def _varint(n: int) -> bytes:
     out = bytearray()
@@ -393,7 +439,6 @@ def _varint(n: int) -> bytes:
         out.append(n & 0x7F | 0x80)
         n >>= 7
     return bytes([*out, n])
-
 
 def _read_varint(data: bytes, at: int) -> tuple[int, int]:
     value = shift = 0

@@ -1,4 +1,4 @@
-"""TurboQuant_prod (arXiv:2504.19874, algorithm 2): unbiased inner products, b - 1 bits of mse code and 1 bit of QJL.
+"""TurboQuant_prod (arXiv:2504.19874, algorithm 2): unbiased inner products, b - 1 bits for the mse part, 1 for QJL.
 
 For conformance with the paper; the EDEN scale of ``Codec(scale="unbiased")`` has less variance at equal bits, so this
 is the default nowhere. Refused: two-sided quantization (the query y stays in full precision).
@@ -23,7 +23,21 @@ from tq.quant.settings import DTYPES, int_in
 
 @dataclass(frozen=True)
 class ProdCode:
-    """mse: Code of b - 1 bits, or None at b = 1; sign_bits: uint8 [N, ceil(d/8)]; residual_norm: fp32 [N]; shape."""
+    """Encoded vectors, as ``ProdCodec.encode`` returns them. Fields are checked by ``ProdCodec.decode``.
+
+    Args:
+        mse: ``Code`` [N, d] of b - 1 bits, or None at b = 1.
+        sign_bits: uint8 [N, ceil(d / 8)], one bit per element: the signs of the projected residual.
+        residual_norm: fp32 [N], norm of what the mse part lost of each vector.
+        shape: of the original tensor, (..., d).
+
+    Example:
+        >>> import torch
+        >>> from tq.quant.inner_product import ProdCodec
+        >>> code = ProdCodec(bits=4, dim=64).encode(torch.ones(10, 64))
+        >>> code.mse.nbytes, tuple(code.sign_bits.shape), tuple(code.residual_norm.shape), code.nbytes
+        (280, (10, 8), (10,), 400)
+    """
 
     mse: Code | None
     sign_bits: Tensor
@@ -32,15 +46,40 @@ class ProdCode:
 
     @property
     def nbytes(self) -> int:
-        """Stored bytes: mse code with its norms, sign bits, residual norms."""
+        """Stored bytes (int) of the mse part with its scales, the sign bits and the residual norms."""
         return (self.mse.nbytes if self.mse else 0) + self.sign_bits.nbytes + self.residual_norm.nbytes
 
 
 @dataclass(frozen=True)
 class ProdCodec:
-    """bits: 1-8 in all. dim: length d of the vectors (last dimension). rotation, codebook: as in ``Codec``.
+    """Codec of vectors whose inner products with full-precision queries are unbiased estimates.
 
-    The mse part is the paper's: rotation of the whole vector, Lloyd-Max codebook, scale "paper".
+    The mse part is the paper's: rotation of the whole vector, Lloyd-Max codebook, scale "paper". One more bit per
+    element holds the signs of the residual under a random projection (QJL).
+
+    Args:
+        bits: 1-8 bits per element in all, the sign bit included.
+        dim: length d of the vectors, the last dimension of what is encoded; as ``block`` in ``Codec``.
+        seed: of the rotation and the projection, int in [0, 2**64).
+        rotation: "haar" as in the paper, or "hadamard".
+        codebook: "sphere" as in the paper, or "gaussian".
+
+    Raises:
+        TypeError: ``bits``, ``dim`` or ``seed`` is not an int.
+        ValueError: an argument is out of range.
+
+    References:
+        TurboQuant (Zandieh et al., arXiv:2504.19874), algorithm 2; QJL (Zandieh et al., arXiv:2406.03482).
+
+    Example:
+        >>> import torch
+        >>> from tq.quant.inner_product import ProdCodec
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> keys, query = torch.randn(200, 64, generator=generator), torch.randn(64, generator=generator)
+        >>> codec = ProdCodec(bits=4, dim=64)
+        >>> error = codec.decode(codec.encode(keys)) @ query - keys @ query
+        >>> bool(error.mean().abs() < 0.5), bool(error.std() < 0.3 * (keys @ query).std())
+        (True, True)
     """
 
     bits: int = 4
@@ -55,17 +94,35 @@ class ProdCodec:
 
     @property
     def mse_codec(self) -> Codec:
-        """The codec of the first b - 1 bits (at b = 1 it is made, and not used)."""
+        """The ``Codec`` of the first b - 1 bits (at b = 1 it is made, and not used)."""
         bits = max(self.bits - 1, 1)
         return Codec(bits, self.dim, "paper", 1, 1, self.seed, rotation=self.rotation, codebook=self.codebook)
 
     def projection(self, device: torch.device | str = "cpu") -> Tensor:
-        """S of the paper: fp32 [d, d], iid N(0, 1), drawn from the seed."""
+        """S of the paper.
+
+        Args:
+            device: of the result.
+
+        Returns:
+            Tensor: fp32 [d, d], iid N(0, 1), drawn from the seed.
+        """
         s = _normals(derive_seed(self.seed, "qjl", self.dim), (self.dim, self.dim))
         return torch.from_numpy(s).to(device, torch.float32)
 
     def encode(self, x: Tensor) -> ProdCode:
-        """x: [..., d] fp32, bf16 or fp16, finite. Raises TypeError or ValueError otherwise."""
+        """Encode vectors.
+
+        Args:
+            x: [..., d], fp32, bf16 or fp16, finite.
+
+        Returns:
+            ProdCode: on the device of x.
+
+        Raises:
+            TypeError: x has another dtype, is a subclass or has no memory.
+            ValueError: the last dimension is not ``dim``, or x holds NaN or Inf.
+        """
         memory_range("x", x)
         memory_range("results", torch.empty(1))  # of a tracer that is at work, they would be its own
         if x.dtype not in DTYPES:
@@ -85,9 +142,16 @@ class ProdCodec:
         return ProdCode(mse, pack(positive_Nd, 1), residual_Nd.norm(dim=1), tuple(x.shape))
 
     def decode(self, code: ProdCode) -> Tensor:
-        """fp32 vectors [..., d] whose inner product with any y is an unbiased estimate of <x, y>.
+        """Decode to vectors whose inner product with any y is an unbiased estimate of <x, y>.
 
-        Raises TypeError or ValueError for what ``encode`` of this codec cannot have given.
+        Args:
+            code: from ``encode`` of this codec.
+
+        Returns:
+            Tensor: fp32 [..., d], whatever dtype was encoded.
+
+        Raises:
+            TypeError, ValueError: ``code`` cannot be from ``encode`` of this codec.
         """
         self._check(code)
         sign_Nd = unpack(code.sign_bits, 1, self.dim).float() * 2.0 - 1.0

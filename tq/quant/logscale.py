@@ -1,10 +1,10 @@
-"""Non-negative numbers on a logarithmic scale in 2, 4 or 8 bits, for second moments: a grid through zero ruins them.
+"""Non-negative values on a logarithmic scale in 2, 4 or 8 bits, for second moments: a grid through zero ruins them.
 
 The bits of a float, read as an integer, grow linearly between powers of two: they are a logarithm that costs nothing.
-A block of B numbers keeps the upper halves of the bits of its smallest and its largest non-zero number (together 4
-bytes); the codes from 1 on are levels evenly spaced between the two, code 0 is zero itself. Between two levels a number
+A block of B elements keeps the upper halves of the bits of its smallest and its largest non-zero element (together 4
+bytes); indices from 1 on are levels evenly spaced between the two, index 0 is zero itself. Between two levels a value
 is rounded up or down at random so that its mean is right: a moving average that changes by a thousandth would
-otherwise never move. The randomness comes from the step's number, so a resumed run repeats it. A non-zero number never
+otherwise never move. The randomness comes from the step's number, so a resumed run repeats it. A non-zero value never
 becomes zero: those more than ``RANGE`` octaves under the largest rise to the lowest level.
 
 Sources: Li, Chen & Zhu 2023 (arXiv:2309.01507) for the trouble with zero in second moments.
@@ -30,7 +30,31 @@ DITHER_SEED = derive_seed(0, "log")  # that the steps' are under
 
 @dataclass(frozen=True)
 class LogCodec:
-    """Settings; a bad argument raises here. bits: 2, 4 or 8 an element; block: numbers that share a range."""
+    """Logarithmic codec of non-negative values, such as Adam's second moments, with unbiased stochastic rounding.
+
+    Args:
+        bits: 2, 4 or 8 bits per element.
+        block: elements that share a range, a positive multiple of 8.
+
+    Raises:
+        TypeError: an argument is not an int.
+        ValueError: an argument is out of range.
+
+    References:
+        Li, Chen & Zhu 2023 (arXiv:2309.01507) for the trouble with zero in second moments. The format is this
+        project's.
+
+    Example:
+        >>> import torch
+        >>> from tq.quant.logscale import LogCodec
+        >>> v = torch.tensor([0.0, 1e-9, 1e-6, 1e-3])
+        >>> codec = LogCodec(bits=8, block=128)
+        >>> codes, ranges = codec.encode(v, step=1)
+        >>> codes.nbytes + ranges.nbytes, codec.bits_per_element
+        (132, 8.25)
+        >>> (codec.decode(codes, ranges, v.numel()) > 0).tolist()  # zero stays zero, nothing else becomes zero
+        [False, True, True, True]
+    """
 
     bits: int = 8
     block: int = 128
@@ -44,20 +68,30 @@ class LogCodec:
 
     @property
     def bits_per_element(self) -> float:
-        """Stored bits an element, the range of the block included."""
+        """Stored bits per element (float), bits + 32 / block: the range of the block is included."""
         return self.bits + 32 / self.block
 
     @staticmethod
     def dither_seed(step: int) -> int:
-        """Seed of the rounding in a step."""
+        """Seed (int) of the rounding in step number ``step``."""
         return step_seed(DITHER_SEED, step)
 
     def encode(self, v: Tensor, step: int = 0, impl: str = "auto") -> tuple[Tensor, Tensor]:
-        """(codes uint8 [N, B * bits / 8], ranges int16 [N, 2]) of fp32 numbers >= 0, any shape, padded with zeros.
+        """Encode v block by block in row-major order; the last block is padded with zeros.
 
-        step: an int >= 0, seeds the rounding. impl: "auto", "reference", "cpu" or "triton". A block with a NaN, an
-        infinity or a negative number decodes to NaN. Raises TypeError for other inputs than fp32 tensors in memory of
-        their own.
+        Args:
+            v: fp32, any shape, elements >= 0. A block with NaN, Inf or a negative value decodes to NaN.
+            step: int >= 0, seeds the rounding.
+            impl: "auto", "reference", "cpu" or "triton".
+
+        Returns:
+            tuple[Tensor, Tensor]: packed indices, uint8 [N, B * bits / 8], and ranges, int16 [N, 2], on the device of
+            v.
+
+        Raises:
+            TypeError: v is not fp32, is a subclass or has no memory.
+            ValueError: unknown ``impl``.
+            RuntimeError: ``impl`` cannot run here.
         """
         memory_range("v", v)
         if v.dtype != torch.float32:
@@ -72,9 +106,20 @@ class LogCodec:
         return codes, ranges
 
     def decode(self, codes: Tensor, ranges: Tensor, numel: int, impl: str = "auto") -> Tensor:
-        """fp32 [numel]; the inverse of ``encode`` up to its rounding.
+        """Inverse of ``encode`` up to its rounding.
 
-        Raises TypeError or ValueError for what ``encode`` of ``numel`` numbers cannot have given.
+        Args:
+            codes: from ``encode``.
+            ranges: from ``encode``.
+            numel: elements of the encoded tensor.
+            impl: as in ``encode``.
+
+        Returns:
+            Tensor: fp32 [numel], flat, on the device of ``codes``.
+
+        Raises:
+            TypeError, ValueError: ``codes`` and ``ranges`` cannot be from ``encode`` of ``numel`` elements.
+            RuntimeError: ``impl`` cannot run here.
         """
         int_in("numel", numel, 0, 2**60)
         blocks = -(-numel // self.block)

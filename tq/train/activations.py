@@ -1,12 +1,10 @@
-"""Activations kept for backward as codes of a few bits: a context for eager models, a linear layer for compiled ones.
+"""Activations quantized to a few bits until backward: a context for eager models.
 
-Sources: ActNN (Chen et al. 2021) and GACT (Liu et al. 2022) for training from quantized activations with unbiased
-noise; Korthikanti et al. 2022 for what a transformer keeps and which of it is cheap to compute again. What an operation
-saves is named by that operation: the model needs no change. Kept exact: integers, the results of softmax, exponentials
-and losses, powers and divisions, whose derivatives have no bound near zero, statistics of norms and of attention,
-whatever is not float32, bfloat16 or float16, and small tensors. Parameters, buffers, inputs and low-precision copies
-of weights are no activations: somebody else holds them. Refused: compilation, whose products have no operations to be
-named by; a compiled model runs uncompiled in the context, and ``tq.train.linear`` has a layer for those.
+What is saved is classified by the operation that saves it: the model needs no change. Kept exact: integers, the results
+of softmax, exponentials and losses, powers and divisions, whose derivatives have no bound near zero, statistics of
+norms and attention, whatever is not float32, bfloat16 or float16, small tensors. Parameters, buffers, inputs and
+low-precision copies of weights are no activations: somebody else holds them. Refused: compilation, whose products have
+no operations to be named by; a compiled model runs uncompiled in the context (``tq.train.linear`` has a layer for it).
 """
 
 from __future__ import annotations
@@ -43,11 +41,9 @@ _KIND_OF = {name: kind for kind, names in _OPERATIONS.items() for name in names.
 _ATTENDED = ("query", "key", "value")
 _RECOMPUTED = {"norm": ("rms_norm", "layer_norm", "group_norm"), "nonlinearity": ("gelu", "silu", "mish", "hardswish")}
 _CASTS = ("to", "type", "type_as", "float", "bfloat16", "half")
-
 _Key = tuple[Any, ...]
 
-# What can be coded, and with how many bits: as few as cost a gradient little (chapter activation-memory). Masks take
-# one bit and are exact; what is not listed stays as it is.
+# What can be quantized, in as few bits as cost a gradient little (chapter activation-memory). Masks: one bit, exact.
 BITS: Mapping[str, int | None] = {
     "linear": 4, "matmul": 4, "query": 4, "key": 4, "value": 3, "attention": 4, "norm": 4, "nonlinearity": 3,
     "product": 4, "checkpoint": 4,
@@ -60,58 +56,80 @@ _EXACT, _AGAIN, _CODED = range(3)
 
 
 class Report:
-    """Bytes that autograd keeps for backward, as counted while the forward pass ran; each tensor once.
+    """Bytes that autograd keeps for backward, counted while the forward pass ran; each tensor once.
 
-    ``by_kind``: {kind: (bytes before, bytes after)}. A tensor kept twice, coded for one operation and exact or as a
-    mask for another, counts once before and twice after. Recomputed tensors count before, not after; the internals of
-    a recomputed norm never come to be, so a whole saving is taken against a run with ``bits=EXACT``.
+    A tensor kept twice, quantized for one operation and exact or as a mask for another, counts once before and twice
+    after. Recomputed tensors count before, not after; the internals of a recomputed norm never exist, so take a whole
+    saving against a run with ``bits=EXACT``. There are no arguments; ``compress_activations`` makes it.
+
+    Attributes:
+        by_kind (dict): {kind: (bytes before, bytes after)}; ``bytes_before`` and ``bytes_after`` are its sums.
+    Example:
+        >>> import torch
+        >>> from tq.train.activations import compress_activations
+        >>> model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 64))
+        >>> with compress_activations(bits=4) as report:
+        ...     output = model(torch.ones(256, 64))
+        >>> report.by_kind
+        {'nonlinearity': (65536, 8448), 'linear': (65536, 8448)}
     """
 
     def __init__(self) -> None:
         self.by_kind: dict[str, tuple[int, int]] = {}
 
     def count(self, kind: str, before: int, after: int) -> None:
+        """Add a tensor of this ``kind``: its bytes ``before`` and ``after``."""
         so_far = self.by_kind.get(kind, (0, 0))
         self.by_kind[kind] = (so_far[0] + before, so_far[1] + after)
 
     @property
     def bytes_before(self) -> int:
+        """Bytes that autograd would keep."""
         return sum(before for before, _ in self.by_kind.values())
 
     @property
     def bytes_after(self) -> int:
+        """Bytes that are kept."""
         return sum(after for _, after in self.by_kind.values())
 
 
 class compress_activations:
-    """Context in which autograd keeps codes instead of floating-point activations; backward may run in or after it.
+    """Context in which autograd keeps quantized activations; backward may run inside or after it.
 
-    One object serves a whole training run: it counts the forward passes whose activations it coded, and each has other
-    rotations, so that errors average out. An evaluation that keeps nothing is not counted.
+    ``with`` gives the ``Report``, complete when the forward pass is. One object serves a whole training run: it counts
+    the forward passes whose activations it quantized, and each has other rotations, so that errors average out. An
+    evaluation that keeps nothing is not counted. Gradients stay unbiased as far as they are linear in what was saved:
+    linear layers, convolutions, products of independently quantized tensors. Through the derivative of a norm, a
+    nonlinearity or a softmax the noise enters at second order. Composes with autocast, DDP and
+    ``torch.utils.checkpoint(use_reentrant=False)``, whose inputs are then quantized. A tensor is kept once, as the
+    first operation that saves it requires, but never quantized for one that must have it exact.
 
-    Gradients stay unbiased as far as they are linear in what was saved (linear layers, convolutions, products of
-    independent codes); through the derivative of a norm, a nonlinearity or a softmax the noise enters at second order.
-    Composes with autocast, DDP and ``torch.utils.checkpoint(use_reentrant=False)``, whose inputs are then coded.
-    A tensor is kept once, as the first of the operations that save it asks for, but never as a code for one that must
-    have it exact. A tensor that is kept exact, a parameter too, and is changed in place before its backward makes that
-    raise RuntimeError, as without the context; what is coded stays as it was saved.
-
-    Arguments:
-        codec: how to code; its bits are not used, and a value that is not finite propagates. None means blocks of 128,
-            an unbiased scale and bfloat16 scales.
-        bits: 1-8 for every kind, or {kind: 1-8, or None to keep it exact} for some kinds of ``BITS``, which has the
-            others. Kinds: the operation that saved the tensor, "query", "key" and "value" of an attention, "attention"
-            for its result, "checkpoint" for what a checkpoint or another ``autograd.Function`` saves of its inputs
-            (of its results nothing is coded).
-        recompute: of "norm" and "nonlinearity": their results are computed again from their coded inputs, also for an
-            operation whose own kind is kept exact.
+    Args:
+        codec: quantizer; its bits are ignored, NaN and Inf propagate. None: blocks of 128, unbiased, bfloat16 scales.
+        bits: 1-8 for every kind, or {kind: 1-8, or None to keep it exact}; other kinds as in ``BITS``. A kind is the
+            operation that saved the tensor, or "query", "key", "value" of an attention, "attention" for its result.
+            "checkpoint": inputs, not results, that a checkpoint or another ``autograd.Function`` saves.
+        recompute: of "norm" and "nonlinearity": their results are computed again from their quantized inputs, also
+            for an operation whose own kind is kept exact.
         min_elements: smaller tensors stay exact.
-        step: number of the first forward pass.
-
-    Entered, it gives the ``Report``, complete when the forward pass is; entered twice at once, it raises RuntimeError.
-
-    Attributes:
-        step: number of the next forward pass. To resume a run, save it and set it.
+        step: number of the first forward pass; ``step`` is that of the next. To resume a run, save it and set it.
+    Raises:
+        TypeError, ValueError: an argument is not as above.
+        RuntimeError: entered twice at once. In backward, as without the context: a tensor kept exact, a parameter too,
+            was changed in place. Quantized tensors stay as saved.
+    References:
+        ActNN (Chen et al. 2021) and GACT (Liu et al. 2022): training from quantized activations with unbiased noise.
+        Korthikanti et al. 2022: what a transformer keeps and which of it is cheap to compute again.
+    Example:
+        >>> import torch
+        >>> from tq.train.activations import compress_activations
+        >>> model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64))
+        >>> compressed = compress_activations()  # one for the whole run
+        >>> with compressed as report:
+        ...     loss = model(torch.ones(256, 64)).square().sum()
+        >>> loss.backward()
+        >>> report.bytes_before, report.bytes_after, compressed.step
+        (131072, 18944, 1)
     """
 
     def __init__(
@@ -394,7 +412,6 @@ def _keep_mask(flat: Tensor) -> tuple[_Kept, int]:
 
     return _Kept(flat, restore), code.nbytes
 
-
 def _transparent(func: Any, given: tuple[Any, ...]) -> Callable[..., Any] | None:
     """A function of Python that would show itself to a mode, and nothing inside it, as one that shows its inside.
 
@@ -402,7 +419,6 @@ def _transparent(func: Any, given: tuple[Any, ...]) -> Callable[..., Any] | None
     """
     ordinary = all(_ordinary(x) for x in given if isinstance(x, Tensor))
     return _torch_private.transparent(func) if ordinary else None
-
 
 def _same_order(tensor: Tensor, source: Tensor) -> bool:
     """Whether ``tensor`` was made of ``source`` by casts and views alone, which keep the order of the elements."""
@@ -413,23 +429,18 @@ def _same_order(tensor: Tensor, source: Tensor) -> bool:
             return True
     return False
 
-
 def _hold(tensor: Tensor) -> _Held:
     return _Held(tensor, _torch_private.version(tensor))
-
 
 def _ordinary(x: Any) -> bool:
     """Whether x is a tensor with memory of its own; sparse and distributed ones are left alone."""
     return type(x) in (Tensor, torch.nn.Parameter) and x.layout == torch.strided
 
-
 def _view(tensor: Tensor) -> tuple[torch.Size, tuple[int, ...], torch.dtype, bool]:
     return tensor.shape, tensor.stride(), tensor.dtype, is_dense(tensor)
 
-
 def _nbytes(tensor: Tensor) -> int:
     return min(tensor.nbytes, tensor.untyped_storage().nbytes())  # the first is larger for an expanded tensor
-
 
 def _key(tensor: Tensor, mask: bool = False) -> _Key:
     """Equal for views of the same elements in the same state; unique while the storage is known to a ``_Kept``."""

@@ -2,17 +2,10 @@
 
 The compressed all-reduce has two phases. In the reduce-scatter every rank encodes its tensor and sends each other rank
 that rank's chunk; in the all-gather the chunks, decoded and averaged in fp32, are encoded again and sent to all, who
-decode the same bytes. The seed of the first phase is the rank's own, so that the errors of the ranks are independent;
-the second's is shared. Bytes a rank sends: (n - 1)/n of the tensor's code in each phase, where a ring all-reduce sends
-(n - 1)/n of its 4 bytes an element twice.
-
-    all_reduce(x, Codec())                                       # in place
-    model.register_comm_hook(HookState(Codec()), ddp_hook)       # DistributedDataParallel
-    fsdp_module.set_custom_reduce_scatter(ReduceScatter(Codec()))  # FSDP2
-
-An optimizer asks for a ``Mean`` and is given an ``Averaged``. So the same code runs on one rank of a process group,
-alone, or as one of several workers simulated in a process, where only the wire is missing.
-"""
+decode the same bytes. The first seed is the rank's own, so that the errors of the ranks are independent; the second is
+shared. Bytes per rank and phase: (n - 1)/n of the encoded tensor; of a ring all-reduce, (n - 1)/n of 4 per element.
+An optimizer requests a ``Mean`` and receives an ``Averaged``. So the same optimizer runs on a rank of a process group,
+alone, or as one of several workers simulated in a process, where only the wire is missing."""
 
 # no postponed annotations: DDP looks at those of its hooks
 from collections.abc import Callable, Sequence
@@ -52,29 +45,37 @@ __all__ = [
     "all_reduce", "background", "chunk_numel", "chunk_of", "code_bytes", "ddp_hook", "mean_in_process", "over_group",
 ]  # fmt: skip
 
-
-# --- means of tensors -----------------------------------------------------------------------------------------
-
 T = TypeVar("T")
 WARMUP = 50  # first steps of a training with exact means, the shipped default
 
 
 class Work(Generic[T]):
-    """A collective that is under way; ``finish`` makes of what its future holds what is waited for."""
+    """A collective under way, as ``all_reduce(async_op=True)`` returns it.
+
+    Args:
+        future: has ``result()`` and ``done()``.
+        finish: maps that result to what ``wait`` returns; called once.
+    Example:
+        >>> import torch, torch.distributed as dist, tq.train.collectives
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> work = tq.train.collectives.all_reduce(torch.ones(1000), tq.Codec(bits=4), async_op=True)
+        >>> work.wait()
+        >>> dist.destroy_process_group()
+    """
 
     def __init__(self, future: Any, finish: Callable[[Any], T]) -> None:
         self._future, self._finish, self._found = future, finish, list[T]()
 
     def wait(self) -> T:
-        """Returns when the result is in place; raises what went wrong."""
+        """Block until the result is in place and return it; raises what went wrong."""
         found = self._future.result()
         if not self._found:
             self._found.append(self._finish(found))
         return self._found[0]
 
     def is_completed(self) -> bool:
+        """Whether the collective has ended, so that ``wait`` does not block."""
         return bool(self._future.done())
-
 
 def _flat(tensors: Sequence[Tensor]) -> tuple[list[Tensor], Callable[[], None]]:
     """Flat tensors, one for each dtype, and what writes them back where they are copies."""
@@ -84,14 +85,11 @@ def _flat(tensors: Sequence[Tensor]) -> tuple[list[Tensor], Callable[[], None]]:
     for x in tensors:
         kinds.setdefault(x.dtype, []).append(x)
     flats = [torch.cat([x.detach().reshape(-1) for x in kind]) for kind in kinds.values()]
-
     def write() -> None:
         for kind, flat in zip(kinds.values(), flats, strict=True):
             for x, part in zip(kind, flat.split([x.numel() for x in kind]), strict=True):
                 x.detach().copy_(part.view(x.shape))
-
     return flats, write
-
 
 def _checked(x: Tensor | Sequence[Tensor]) -> list[Tensor]:
     tensors = [x] if isinstance(x, Tensor) else list(x)
@@ -108,18 +106,28 @@ def all_reduce(
     x: Tensor | Sequence[Tensor], codec: Codec | Codecs, group: dist.ProcessGroup | None = None,
     async_op: bool = False, step: int = 0,
 ) -> Work[None] | None:  # fmt: skip
-    """x becomes the mean over the ranks, in place; with bytes of ``codec`` on the wire, identical on all ranks.
+    """Average x over the ranks in place, quantized on the wire; the result is identical on all ranks.
 
-    Arguments:
-        x: tensors of fp32, bf16 or fp16, the same on every rank; a list is sent as one tensor for each dtype.
-        codec: of both phases, or of each.
-        async_op: returns a ``Work`` at once; it must be waited for before x is used. Collectives that are started
-            like this run one after another, in the order of their start, which must be the same on all ranks.
-        step: with another step come other seeds, so that errors do not repeat.
-
-    Raises GroupError, on every rank, if the ranks ask for different things or one is gone, and on the others if one
-    fails, which raises its own error; FloatingPointError, on every rank, where a rank's x is not finite and the codec
-    has nonfinite="raise". After an error x holds nothing of use.
+    Args:
+        x: tensor or list of tensors, fp32, bf16 or fp16, of equal shapes on all ranks. A list travels as one per dtype.
+        codec: of both phases, or a pair with one block size.
+        group: process group; None is the default group.
+        async_op: return at once; wait before x is used. Such calls run in the order of their start, alike on all ranks.
+        step: selects the seeds; pass another one each time, so that errors do not repeat.
+    Returns:
+        None, or a ``Work`` with async_op=True.
+    Raises:
+        GroupError: on every rank if requests differ or a rank is gone; if one fails by its own error, on the others.
+        FloatingPointError: on every rank if x of one is not finite and nonfinite="raise". Any error leaves x undefined.
+        TypeError, ValueError: x is of another dtype, sparse or expanded, or block sizes differ.
+    Example:
+        >>> import torch, torch.distributed as dist, tq.train.collectives
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> gradient = torch.ones(1000)
+        >>> tq.train.collectives.all_reduce(gradient, tq.Codec(bits=4), step=1)
+        >>> round(gradient.mean().item(), 1)
+        1.0
+        >>> dist.destroy_process_group()
     """
     tensors, codecs = _checked(x), _pair(codec)
     if not tensors and dist.get_backend(resolve_group(group)) == "nccl":
@@ -133,14 +141,11 @@ def all_reduce(
     write()
     return None
 
-
 class _Done:
     def result(self) -> None:
         return None
-
     def done(self) -> bool:
         return True
-
 
 def _pair(codec: Codec | Codecs) -> Codecs:
     first, second = (codec, codec) if isinstance(codec, Codec) else codec
@@ -150,11 +155,8 @@ def _pair(codec: Codec | Codecs) -> Codecs:
 
 
 def all_gather_mean(x: Tensor, codec: Codec, group: dist.ProcessGroup | None = None, step: int = 0) -> None:
-    """The mean as the whitepaper's report forms it: everybody's code to everybody, (n - 1) codes a rank. In place.
-
-    Between hosts (gloo) the codes go round a ring, whose receives are asked for first: the backend's own all-gather
-    lets the two directions of a link take turns, which is not the method's fault.
-    """
+    """The mean as the whitepaper's report forms it, in place: each rank's code to all others, (n - 1) codes each. On
+    gloo by a ring, receives first: in its own all-gather a link's directions take turns, not the method's fault."""
     tensors = _checked(x)
     if not tensors:
         return
@@ -168,13 +170,11 @@ def all_gather_mean(x: Tensor, codec: Codec, group: dist.ProcessGroup | None = N
     ]
     mine = view_code(codecs[rank], messages[rank], blocks, flat.numel(), flat.dtype)
     channel = channel_of(group)
-
     def decode() -> None:
         total = torch.zeros(flat.shape, device=flat.device)
         for chosen, code in zip(codecs, codes, strict=True):
             chosen.decode(code, out=total, accumulate=True)
         flat.copy_(total.div_(ranks))
-
     asked = Request("a gathering", (codec,), ((flat.numel(), flat.dtype),), ((step,),))
     with Attempt(channel) as attempt:
         check_consistent(asked, flat.device, channel)
@@ -184,17 +184,25 @@ def all_gather_mean(x: Tensor, codec: Codec, group: dist.ProcessGroup | None = N
     write()
 
 
-# --- DDP ------------------------------------------------------------------------------------------------------
-
 
 class HookState:
-    """What ``ddp_hook`` keeps: the codecs, the step, which the seeds come from, and a channel of its own.
+    """State of ``ddp_hook``: the codecs, a channel of its own, and ``step``, which selects the seeds.
 
-    warmup: first steps whose means are exact, 50 as in ``TurboQuantAdamW``, where the reason stands.
+    ``step`` counts synchronised backward passes; ``state_dict`` holds it, so that a resumed job sees the seeds that it
+    would have seen. NaN and Inf propagate whatever the codec says: users of DDP, or a GradScaler, check the gradients.
 
-    Made by all ranks of the group together, after ``init_process_group``. The step counts what was synchronised, so
-    that a job that goes on from a checkpoint, with ``load_state_dict``, sees the seeds that it would have seen.
-    What is not finite propagates, whatever the codec says: DDP's users look at gradients, or a scaler does.
+    Args:
+        codec: of both phases, or a pair with one block size.
+        group: process group, all of whose ranks make it together; None is the default group.
+        warmup: first steps with exact means; 50 as in ``TurboQuantAdamW``, where the reason stands.
+    Raises:
+        ValueError: ``warmup`` is no integer >= 0, or block sizes differ. RuntimeError: there is no process group.
+    Example:
+        >>> import torch.distributed as dist, tq.train.collectives
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> tq.train.collectives.HookState(tq.Codec(bits=4), warmup=50).state_dict()
+        {'step': 0}
+        >>> dist.destroy_process_group()
     """
 
     def __init__(
@@ -209,11 +217,12 @@ class HookState:
         self.step = 0
 
     def state_dict(self) -> dict[str, int]:
+        """The step alone."""
         return {"step": self.step}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
+        """Continue from ``state``; ValueError for one of something else."""
         self.step = _step_of(state, "HookState")
-
 
 def _step_of(state: dict[str, int], what: str) -> int:
     if set(state) != {"step"} or not isinstance(state["step"], int):
@@ -222,7 +231,22 @@ def _step_of(state: dict[str, int], what: str) -> int:
 
 
 def ddp_hook(state: HookState, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-    """For ``DistributedDataParallel.register_comm_hook``: a bucket's mean, while the backward pass goes on."""
+    """Hook for ``DistributedDataParallel.register_comm_hook``: quantized means, while the backward pass goes on.
+
+    Args:
+        state: ``HookState`` of this model.
+        bucket: gradients, given by DDP; its buffer takes the mean.
+    Returns:
+        torch.futures.Future: of the buffer, or of the error, which DDP raises.
+    Example:
+        >>> import torch, torch.distributed as dist, tq
+        >>> from tq.train.collectives import HookState, ddp_hook
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
+        >>> model.register_comm_hook(HookState(tq.Codec(bits=4), warmup=0), ddp_hook)
+        >>> model(torch.ones(1, 64)).sum().backward()
+        >>> dist.destroy_process_group()
+    """
     buffer, key = bucket.buffer(), (state.step, bucket.index())
     if bucket.is_last():
         state.step += 1
@@ -236,17 +260,14 @@ def ddp_hook(state: HookState, bucket: dist.GradBucket) -> torch.futures.Future[
             future.set_result(buffer)
         except Exception as error:  # DDP raises it where it waits
             future.set_exception(error)  # type: ignore[arg-type]
-
     state.channel.submit(run)
     return future
-
 
 def _mean_of(state: HookState, buffer: Tensor, key: Key) -> None:
     if key[0] >= state.warmup:
         mean_over([(buffer, key)], state.codecs, channel=state.channel)
     else:
         buffer.copy_(over_group([Mean(buffer.float())], channel=state.channel)[0].mean)
-
 
 def _on_stream(state: HookState, buffer: Tensor, key: Key) -> torch.futures.Future[Tensor]:
     """On a GPU the host waits only where ranks are compared, so a stream of its own is enough."""
@@ -260,18 +281,29 @@ def _on_stream(state: HookState, buffer: Tensor, key: Key) -> torch.futures.Futu
     return future
 
 
-# --- FSDP2 ----------------------------------------------------------------------------------------------------
-
 
 class ReduceScatter:
-    """For FSDP2's ``set_custom_reduce_scatter``: gradients travel as codes, the sum is in fp32. One for each module or
-    one for all; ``state_dict`` holds the number of calls, which the seeds come from. What is not finite propagates."""
+    """Quantized reduce-scatter for FSDP2's ``set_custom_reduce_scatter``, summed in fp32: one per module or for all.
+
+    Args:
+        codec: of what is sent; NaN and Inf propagate. ``state_dict`` holds the number of calls, which gives the seeds.
+    Raises:
+        ValueError: when called with an ``op`` other than SUM or AVG. GroupError: as in ``all_reduce``.
+    Example:
+        >>> import torch, torch.distributed as dist, tq.train.collectives
+        >>> from torch.distributed.fsdp import fully_shard
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> model = fully_shard(torch.nn.Linear(64, 64))
+        >>> model.set_custom_reduce_scatter(tq.train.collectives.ReduceScatter(tq.Codec(bits=4)))
+        >>> dist.destroy_process_group()
+    """
 
     def __init__(self, codec: Codec) -> None:
         self.codec = replace(codec, nonfinite="propagate")
         self.step = 0
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Uninitialised memory for FSDP: this ``size``, ``dtype`` and ``device``."""
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(
@@ -286,17 +318,14 @@ class ReduceScatter:
         self.step += 1
         sent = new_messages(ranks, message_bytes(self.codec, blocks), device)
         received, channel = torch.empty_like(sent), channel_of(group)
-
         def encode() -> None:
             for chunk, message in zip(input_tensor.view(ranks, numel), sent, strict=True):
                 codecs[rank].encode(chunk, view_code(codecs[rank], message, blocks, numel, chunk.dtype))
-
         def decode() -> None:
             total = torch.zeros(numel, device=device)
             for codec, message in zip(codecs, received, strict=True):
                 codec.decode(view_code(codec, message, blocks, numel, torch.float32), out=total, accumulate=True)
             output_tensor.view(-1).copy_(total.div_(ranks) if op == dist.ReduceOp.AVG else total)
-
         with Attempt(channel) as attempt:
             check_consistent(asked, device, channel)
             attempt.make(encode, sent)
@@ -306,25 +335,23 @@ class ReduceScatter:
             attempt.make(decode)
 
     def state_dict(self) -> dict[str, int]:
+        """The number of calls."""
         return {"step": self.step}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
+        """Continue from ``state``; ValueError for one of something else."""
         self.step = _step_of(state, "ReduceScatter")
 
-
-# --- what optimizers ask for ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Mean:
-    """Asks for the mean of ``x``, a flat fp32 tensor, over all ranks.
+    """Request for the mean of ``x``, a flat fp32 tensor, over all ranks.
 
     Attributes:
-        x: given away: its memory takes the mean.
-        codecs: of the two phases; None sends fp32.
+        x: given away, its memory takes the mean. codecs: of the two phases; None sends fp32.
         key: names the seeds, with the phase and the rank: (step, number of the bucket, ...).
-        residuals: for error feedback, of the two phases: what the former codes lost, added before coding. The first is
-            as long as x, the second as this rank's chunk (``chunk_of``).
+        residuals: error feedback of the two phases, added before encoding; as long as x, and as this rank's chunk.
         nbytes: bytes that a rank sends, where it is not the usual algorithm that carries x (a sparse tensor, say).
     """
 
@@ -343,26 +370,22 @@ class Mean:
             return 2 * share * 4 * self.x.numel()
         return sum(share * code_bytes(codec, self.x.numel()) for codec in self.codecs)
 
-
 class Averaged(NamedTuple):
     """The answer: the mean, and the residuals now (None without feedback)."""
 
     mean: Tensor
     residuals: Residuals | None
 
-
 def _encode_whole(asked: Mean, codec: Codec) -> tuple[Code, Tensor | None]:
     """The first phase's code of the whole tensor, and its residual."""
     code = codec.empty(tuple(asked.x.shape), asked.x.dtype, asked.x.device)
     return code, encode_residual(codec, asked.x, code, None if asked.residuals is None else asked.residuals[0])
-
 
 def _part(code: Code, numel: int, first: int, end: int) -> Code:
     """Blocks first ... end - 1 of the code of a flat tensor."""
     block = code.codec.block
     length = min(end * block, numel) - min(first * block, numel)
     return Code(code.codec, (length,), code.dtype, code.payload[first:end], code.scales[first:end])
-
 
 def mean_in_process(asked: Sequence[Mean]) -> list[Averaged]:
     """Answers one request of each rank of a simulated group, given in the order of the ranks."""
@@ -389,15 +412,11 @@ def mean_in_process(asked: Sequence[Mean]) -> list[Averaged]:
         answers.append(Averaged(request.x, None if lost is None or residual is None else (lost, residual)))
     return answers
 
-
 def over_group(
     asked: Sequence[Mean], group: dist.ProcessGroup | None = None, channel: Channel | None = None
 ) -> list[Averaged]:
-    """Answers requests of this rank with the other ranks of a process group, who must ask for the same.
-
-    Neighbours that have the same codecs go through one pipeline: while one travels the next is encoded. channel: None
-    means the one of the group in which its own thread sends.
-    """
+    """Answers requests of this rank with the ranks of a process group, whose requests are the same. Neighbours of equal
+    codecs share a pipeline: one travels while the next is encoded. channel: None is that of the caller's thread."""
     answers: list[Averaged] = []
     channel = channel or channel_of(group)
     for codecs, neighbours in groupby(asked, lambda request: request.codecs):
@@ -411,7 +430,6 @@ def over_group(
         answers += [Averaged(request.x, residuals) for request, residuals in zip(requests, after, strict=True)]
     return answers
 
-
 def _exactly(asked: Mean, channel: Channel) -> Averaged:
     x = asked.x
     check_consistent(Request("a mean in fp32", tensors=((x.numel(), x.dtype),)), x.device, channel)
@@ -419,11 +437,9 @@ def _exactly(asked: Mean, channel: Channel) -> Averaged:
         dist.all_reduce(x, group=channel.group)
     return Averaged(x.div_(dist.get_world_size(channel.group)), asked.residuals)
 
-
 def background(asked: Mean, group: dist.ProcessGroup | None = None) -> Work[Averaged]:
     """``over_group`` of one request while other work goes on: ``wait`` gives the answer."""
     channel = channel_of(group, BEHIND)
-
     def answer() -> Averaged:
         if asked.codecs is not None:
             return over_group([asked], channel=channel)[0]
@@ -431,5 +447,4 @@ def background(asked: Mean, group: dist.ProcessGroup | None = None) -> Work[Aver
             return _exactly(asked, channel)
         exact_mean_over(asked.x, channel)
         return Averaged(asked.x, asked.residuals)
-
     return Work(channel.submit(answer), lambda found: found)

@@ -2,7 +2,7 @@
 
 Each replica takes H steps of its own optimizer. How far it came, the *pseudo-gradient* (weights agreed upon minus its
 own), is averaged over the replicas, and an outer step of SGD with Nesterov momentum moves the weights agreed upon along
-it; every replica goes on from there. With a codec the pseudo-gradients travel in a few bits: b/8/H bytes a parameter
+it; every replica goes on from there. With a codec the pseudo-gradients travel in a few bits: b/8/H bytes per parameter
 and step and direction, where gradients in fp32 take 4.
 
 In fragments (Streaming DiLoCo) parts of the model agree in turn, each every H steps, so the link is used evenly; with a
@@ -62,21 +62,48 @@ class _Fragment:
 
 
 class DiLoCo:
-    """Call ``step`` after every step of the inner optimizer, on every replica.
+    """Outer optimizer of DiLoCo: call ``step`` after every step of the inner optimizer, on every replica.
 
-    Arguments:
-        parameters: of the model, the same on all replicas (or this rank's shards of them, with ``group`` the ranks that
-            hold the same shards at other sites).
+    Args:
+        parameters: of the model, the same on all replicas; or this rank's shards of them, where ``group`` is the ranks
+            that hold the same shards at other sites. Those that require no gradient are left out.
         every: H, inner steps between two agreements of a parameter; a multiple of ``fragments``.
-        codec: of the pseudo-gradients, or one for each phase; None: fp32.
-        lr, momentum: of the outer Nesterov step.
-        fragments: parts of the model that agree in turn.
-        delay: inner steps behind which an exchange goes on; less than every / fragments.
-        mix: weight of the replica's own weights when the new ones arrive; None: 0 without delay, else 1/2.
-        feedback: what coding lost is added to the next pseudo-gradient (of a fragment).
+        codec: of the pseudo-gradients, or a pair for the phases of the all-reduce; None sends fp32.
+        lr: of the outer Nesterov step, positive and finite.
+        momentum: of the outer Nesterov step, in [0, 1).
+        fragments: parts of the model that agree in turn, at most one per parameter.
+        delay: inner steps that an exchange overlaps; less than every / fragments.
+        mix: share of the replica's own weights, in [0, 1], when the new ones arrive; None: 0 without delay, else 1/2.
+        feedback: add the quantization error to the next pseudo-gradient (of a fragment); needs a codec.
         group: of the replicas; None: all ranks, or none where there is no process group.
         inside: of the ranks that hold the same weights as this one, a replica together: the first of them exchanges for
             all, so that a link between sites carries everything once.
+
+    Attributes:
+        steps_done (int): inner steps counted.
+        bytes_sent (float): bytes that this rank has sent so far, mean over the ranks.
+
+    Raises:
+        ValueError: an argument is out of its range.
+        GroupError: in ``step``, on every rank: the replicas started from different weights, or an exchange failed.
+        FloatingPointError: in ``step``: weights are not finite and the codec has nonfinite="raise". In one process that
+            is a ValueError.
+        RuntimeError: in ``state_dict``, while an exchange is under way.
+
+    References:
+        DiLoCo (Douillard et al., arXiv:2311.08105); Streaming DiLoCo (arXiv:2501.18512) for fragments and delay.
+
+    Example:
+        >>> import torch
+        >>> from tq import Codec
+        >>> from tq.train.diloco import DiLoCo
+        >>> model = torch.nn.Linear(64, 64)
+        >>> inner = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> outer = DiLoCo(model.parameters(), every=8, codec=Codec(bits=4))
+        >>> for _ in range(16):
+        ...     inner.zero_grad(); model(torch.ones(1, 64)).sum().backward(); inner.step(); outer.step()
+        >>> outer.steps_done, outer.bytes_sent  # one process sends nothing
+        (16, 0.0)
     """
 
     def __init__(
@@ -113,9 +140,10 @@ class DiLoCo:
 
     @torch.no_grad()
     def step(self) -> None:
-        """Counts an inner step; starts the exchange of the fragment whose turn it is, ends the one that is due.
+        """Count an inner step; start the exchange of the fragment whose turn it is, end the one that is due.
 
-        The first one raises GroupError where the replicas did not start from the same weights.
+        Raises:
+            GroupError: in the first step, where the replicas did not start from the same weights.
         """
         together = self.simulated is None and self.rank_and_size[1] > 1
         if together and not self.compared:
@@ -174,7 +202,7 @@ class DiLoCo:
                 fragment.pending, fragment.due = None, -1
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors, numbers and texts only. Not while an exchange goes on behind inner steps (RuntimeError)."""
+        """Tensors, numbers and texts only. RuntimeError while an exchange overlaps inner steps."""
         if any(fragment.pending is not None for fragment in self.fragments):
             raise RuntimeError(
                 f"an exchange is under way until step {max(f.due for f in self.fragments)}, this is {self.steps_done}; "
@@ -190,7 +218,7 @@ class DiLoCo:
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Raises ValueError for a state of something else, leaving this one as it is."""
+        """Continue from ``state``; ValueError for a state of something else, which leaves this one as it is."""
         needed = {"version", "every", "steps_done", "bytes_sent", "fragments"}
         parts = state.get("fragments", ())
         if missing := (needed - set(state)) or {k for p in parts for k in {"agreed", "momentum", "errors"} - set(p)}:

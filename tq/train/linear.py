@@ -1,11 +1,11 @@
-"""A linear layer that keeps a code of its input for backward, also under ``torch.compile``.
+"""A linear layer that keeps its input quantized for backward, also under ``torch.compile``.
 
-Saved-tensor hooks do not see inside a compiled model. Here the code is made by an operation that the compiler knows
-nothing about: it can neither fold it nor compute it again, so what it hands from forward to backward is the payload
-and the scales. Refused: layers other than ``torch.nn.Linear``, gradients of gradients; nonlinearities and norms keep
+Saved-tensor hooks do not see inside a compiled model. Here the input is quantized by an operation that is opaque to the
+compiler: it can neither fold it nor compute it again, so what it hands from forward to backward is the payload and the
+scales. Refused: layers other than ``torch.nn.Linear``, gradients of gradients; nonlinearities and norms keep
 what the compiler decides.
 
-Shapes: x [..., I] inputs, y [..., O] outputs, N blocks, W packed bytes a block.
+Shapes: x [..., I] inputs, y [..., O] outputs, N blocks, W packed bytes per block.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _(x: Tensor, codec: str, step: Tensor) -> tuple[Tensor, Tensor]:
 
 @torch.library.custom_op("tq::decode", mutates_args=())
 def decode(payload: Tensor, scales: Tensor, shape: list[int], dtype: torch.dtype, codec: str, step: Tensor) -> Tensor:
-    """The tensor of this shape and dtype that ``tq::encode`` coded."""
+    """The tensor of this shape and dtype that ``tq::encode`` quantized."""
     chosen = _read(codec).derive("linear").at_step(int(step))
     return chosen.decode(Code(chosen, tuple(shape), dtype, payload, scales))
 
@@ -64,7 +64,34 @@ def _(payload: Tensor, scales: Tensor, shape: list[int], dtype: torch.dtype, cod
 def linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, payload: Tensor, scales: Tensor, codec: str, step: Tensor
 ) -> Tensor:
-    """x @ weight.T + bias; for backward it keeps the code of x, the weight and nothing else."""
+    """Compute x @ weight.T + bias exactly; for backward keep the quantized x, the weight and nothing else.
+
+    Registered as ``torch.ops.tq.linear``, which ``torch.compile`` does not look into. ``CompressedLinear`` calls it.
+
+    Args:
+        x: [..., I]; fp32, bf16 or fp16.
+        weight: [O, I], of the dtype of x.
+        bias: [O], or None.
+        payload: uint8 [N, W], first result of ``torch.ops.tq.encode(x, codec, step)``.
+        scales: [N], its second result.
+        codec: the settings as text, such as ``CompressedLinear.codec``.
+        step: int64 of one element, on the host; selects the rotation.
+
+    Returns:
+        Tensor: [..., O], of the dtype and device of x.
+
+    Raises:
+        RuntimeError: in backward with create_graph=True, as there is no second derivative.
+
+    Example:
+        >>> import torch
+        >>> from tq.train.linear import CompressedLinear
+        >>> x, layer, step = torch.ones(8, 64), CompressedLinear(torch.nn.Linear(64, 32)), torch.tensor(0)
+        >>> payload, scales = torch.ops.tq.encode(x, layer.codec, step)
+        >>> y = torch.ops.tq.linear(x, layer.weight, layer.bias, payload, scales, layer.codec, step)
+        >>> y.shape, payload.nbytes + scales.nbytes, x.nbytes
+        (torch.Size([8, 32]), 264, 2048)
+    """
     return F.linear(x, weight, bias)
 
 
@@ -110,16 +137,33 @@ class _Clock:
 
 
 class CompressedLinear(nn.Linear):
-    """``torch.nn.Linear`` that shares the parameters of ``layer`` and keeps its input coded.
+    """``torch.nn.Linear`` that shares the parameters of ``layer`` and keeps its input quantized for backward.
 
-    Layers that read the same tensor with the same codec and clock make the same code: a compiler, which merges equal
+    The output and the gradient of x are exact; the gradient of the weight is computed from the dequantized input.
+    Layers that read the same tensor with the same codec and clock quantize it alike: a compiler, which merges equal
     operations, keeps it once. A ``state_dict`` holds the clock besides, int64 of one element, so that a training run
     that is resumed takes the rotations it would have taken; that of a ``torch.nn.Linear`` loads and leaves the clock.
 
-    Arguments:
+    Args:
         layer: the layer to stand in for; its parameters are shared, not copied.
-        codec: None means 4 bits, blocks of 128, an unbiased scale and bfloat16 scales.
-        clock: of ``replace_linears``; None means one of its own, which every forward pass with gradients moves on.
+        codec: quantizer of the input; NaN and Inf propagate. None: 4 bits, blocks of 128, an unbiased scale and
+            bfloat16 scales.
+        clock: of ``replace_linears``; None: one of its own, which every forward pass with gradients advances.
+
+    Raises:
+        TypeError: ``layer`` is not a ``torch.nn.Linear`` itself, or ``codec`` no ``Codec``.
+        RuntimeError: in backward with create_graph=True, as there is no second derivative.
+
+    References:
+        ActNN (Chen et al. 2021) and GACT (Liu et al. 2022) for training from quantized activations.
+
+    Example:
+        >>> import torch
+        >>> from tq.train.linear import CompressedLinear
+        >>> layer = CompressedLinear(torch.nn.Linear(64, 32))
+        >>> layer(torch.ones(8, 64)).sum().backward()
+        >>> layer.weight.grad.shape, int(layer.clock.step)
+        (torch.Size([32, 64]), 1)
     """
 
     def __init__(self, layer: nn.Linear, codec: Codec | None = None, clock: _Clock | None = None):
@@ -136,9 +180,11 @@ class CompressedLinear(nn.Linear):
             self.register_forward_pre_hook(self.clock.tick)
 
     def get_extra_state(self) -> Tensor:
+        """Number of the forward pass, int64 of one element: what a ``state_dict`` holds beside the parameters."""
         return self.clock.step.clone()
 
     def set_extra_state(self, state: Tensor | int) -> None:
+        """Continue with ``state``, the number of the forward pass; ValueError unless it is one integer."""
         step = torch.as_tensor(state)
         if step.numel() != 1 or step.is_floating_point():
             raise ValueError(f"extra state must be an integer, the number of the forward pass, got {state!r}")
@@ -151,6 +197,7 @@ class CompressedLinear(nn.Linear):
             missing.remove(key)  # a state_dict of before
 
     def forward(self, x: Tensor) -> Tensor:
+        """``x`` @ weight.T + bias, in the dtype of autocast where it is enabled. Without gradients nothing is kept."""
         weight: Tensor = self.weight
         bias: Tensor | None = self.bias
         device = x.device.type
@@ -167,11 +214,27 @@ def replace_linears(model: nn.Module, codec: Codec | None = None) -> list[str]:
     """Put a ``CompressedLinear`` in the place of every ``torch.nn.Linear`` inside ``model``; before it is compiled.
 
     Every forward pass of ``model`` with gradients takes other rotations than the one before; a ``state_dict`` has its
-    number with each layer.
+    number with each layer. Parameters stay the same objects, so an optimizer that holds them continues; a
+    ``state_dict`` saved before still loads.
+
+    Args:
+        model: changed in place; subclasses of ``torch.nn.Linear``, and ``model`` itself, are left alone.
+        codec: of all layers, as in ``CompressedLinear``. None: 4 bits, blocks of 128, unbiased, bfloat16 scales.
 
     Returns:
-        the names of the layers. Parameters stay the same objects, so an optimizer that holds them goes on; a
-        ``state_dict`` of before loads. A model without such layers raises ValueError.
+        list[str]: names of the replaced layers.
+
+    Raises:
+        ValueError: ``model`` holds no such layer.
+        TypeError: ``codec`` is no ``Codec``.
+
+    Example:
+        >>> import torch
+        >>> from tq.train.linear import replace_linears
+        >>> model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.GELU(), torch.nn.Linear(128, 64))
+        >>> replace_linears(model)
+        ['0', '2']
+        >>> model(torch.ones(8, 64)).sum().backward()
     """
     names = [name for name, module in model.named_modules() if type(module) is nn.Linear and name]
     if not names:

@@ -1,12 +1,9 @@
 """AdamW whose state lies in host memory or in files between steps, and passes through the device bucket by bucket.
 
 While one bucket is updated the next one comes and the last one goes, so that no more than three are ever on the
-device. What moves is what the optimizer keeps: 8 bytes a parameter each way in fp32, 1.55 with ``state=(4, 8)``.
+device. What moves is what the optimizer keeps: 8 bytes per parameter each way in fp32, 1.55 with ``state=(4, 8)``.
 Files are read and written past the page cache where the system allows it (O_DIRECT), as a state that needs a disk
 would not fit the cache either. They are scratch space, not checkpoints: they have no names and end with the process.
-
-Sources: ZeRO-Offload (Ren et al. 2021), which computes the update where the state lies; ZeRO-Infinity (Rajbhandari et
-al. 2021), which also streams it from disks.
 """
 
 from __future__ import annotations
@@ -113,7 +110,6 @@ class Scratch:
 
     __del__ = close
 
-
 class _Part(NamedTuple):
     """A tensor's place in its bucket's buffer."""
 
@@ -121,7 +117,6 @@ class _Part(NamedTuple):
     shape: torch.Size
     start: int
     end: int
-
 
 class _Layout:
     """How the tensors of a bucket lie in one buffer of ``nbytes``, whole pages."""
@@ -195,7 +190,6 @@ class Transfer:
             self.spare.append(buffer)
 
     # --- in ---
-
     def prefetch(self, number: int) -> None:
         """Lets the state of a bucket come, if it has any."""
         if number in self.slots and number not in self.reading:
@@ -243,7 +237,6 @@ class Transfer:
         return buffer
 
     # --- out ---
-
     def store(self, number: int, store: Store, buffer: Tensor | None) -> None:
         """Lets what the store holds go to its slot."""
         slot, tensors = self.slots.get(number), store.tensors
@@ -295,7 +288,6 @@ class Transfer:
         self.wait()
 
     # --- all of it ---
-
     def _watched(self, future: Future[Any]) -> Any:
         try:
             return future.result()
@@ -321,17 +313,34 @@ class Transfer:
 
 
 class OffloadedAdamW(TurboQuantAdamW):
-    """``TurboQuantAdamW`` whose state lies elsewhere between steps; the same weights, bit for bit.
+    """``TurboQuantAdamW`` whose state lies in host memory or files between steps; the same weights, bit for bit.
 
-    Arguments:
-        params and all others: as of ``TurboQuantAdamW``; ``variant`` is "exact", "gradient" or "local". Parameters go
-            through in runs of ``bucket_elements``, and the state of three of them is on the device at most.
-        place: "host", memory that is page-locked if the parameters are on a GPU; or a folder, for files in it.
+    ``step`` returns while the last buckets are still in transit; ``flush`` waits for them. ``state_dict`` holds copies
+    in host memory, and what is loaded does not pass through the device. The optimizer cannot be copied or pickled.
 
-    ``step`` returns while the last buckets are still on their way; ``flush`` waits for them. An error on the way, a
-    full disk say, is raised by that step or by the next call: the state is then lost, the weights may be of two steps,
-    and only ``load_state_dict`` helps. ``state_dict`` holds copies in host memory; what is loaded does not pass through
-    the device. Cannot be copied itself.
+    Args:
+        params: as of ``TurboQuantAdamW``. They pass in runs of ``bucket_elements``; the state of at most three runs is
+            on the device.
+        *args: as of ``TurboQuantAdamW``, from ``lr`` on.
+        place: "host" for memory, page-locked if the parameters are on a GPU; or an existing folder, for files in it.
+        **options: as of ``TurboQuantAdamW``; ``variant`` is "exact", "gradient" or "local", ``capturable`` is False.
+    Raises:
+        ValueError: ``place`` is no folder, or an option as above or of ``TurboQuantAdamW`` is not accepted.
+        RuntimeError, OSError: in ``step``, ``flush`` or the next call, where a transfer fails (a full disk, say). The
+            state is then lost and the weights may be of two steps: only ``load_state_dict`` helps.
+    References:
+        ZeRO-Offload (Ren et al. 2021), which computes the update where the state lies. ZeRO-Infinity (Rajbhandari et
+        al. 2021), which also streams it from disks.
+    Example:
+        >>> import torch
+        >>> from tq.train.offload import OffloadedAdamW
+        >>> model = torch.nn.Linear(256, 256)
+        >>> optimizer = OffloadedAdamW(model.parameters(), lr=1e-3, state=(4, 8), place="host")
+        >>> model(torch.ones(1, 256)).sum().backward()
+        >>> optimizer.step()
+        >>> optimizer.flush()
+        >>> optimizer.state_nbytes  # 65,792 parameters
+        101772
     """
 
     _held = False  # whether the stores hold copies now
@@ -364,6 +373,7 @@ class OffloadedAdamW(TurboQuantAdamW):
 
     @property
     def state_nbytes(self) -> int:
+        """Bytes of the state between steps, without padding."""
         return sum(slot.layout.content for slot in self._transfer.slots.values())
 
     def flush(self) -> None:
@@ -376,6 +386,7 @@ class OffloadedAdamW(TurboQuantAdamW):
             raise RuntimeError("the state was lost on its way; load_state_dict helps") from self._transfer.error
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One update; returns the loss of ``closure``, if given, while the last buckets are still in transit."""
         self._whole()
         return super().step(closure)
 
@@ -417,10 +428,12 @@ class OffloadedAdamW(TurboQuantAdamW):
             return super()._by_parameter()
 
     def state_dict(self) -> dict[str, Any]:
+        """As of ``TurboQuantAdamW``: copies in host memory."""
         with self._present(self._transfer.slots):
             return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """``state_dict`` as of ``TurboQuantAdamW``; it does not pass through the device. Helps after an error too."""
         with suppress(Exception):  # what was lost is replaced now
             self._transfer.wait()
         super().load_state_dict(state_dict)
@@ -431,7 +444,7 @@ class OffloadedAdamW(TurboQuantAdamW):
                 self._transfer.store_now(number, store)
 
     def moments(self, parameter: Tensor) -> tuple[Tensor, Tensor]:
-        """As of ``TurboQuantAdamW``, in host memory."""
+        """(m, v) of ``parameter``, as of ``TurboQuantAdamW``, in host memory."""
         runs = enumerate(run for _, run, _ in self._buckets())
         with self._present(number for number, run in runs if any(p is parameter for p in run)):
             return super().moments(parameter)

@@ -1,16 +1,7 @@
 """AdamW whose replicas exchange compressed gradients or momenta, and whose own state may be kept in few bits.
 
-What is exchanged is a scheme (``tq.train.schemes``); who answers is a process group, nobody (one rank still codes what
-it would have sent), or the other simulated workers of ``step_together``.
-
-Parameters that FSDP2 has sharded (DTensors) go with "local": each rank updates its shards and keeps the state of these
-alone. What is saved of it goes on on any number of ranks (``tq.train.checkpoint``).
-
-Refused: sparse and complex gradients, amsgrad, parameters on several devices. A gradient that is not finite
-raises before anything has changed, on every rank; under a GradScaler the step is skipped on every rank instead.
-
-Sources: AdamW (Loshchilov & Hutter 2019); states in 8 bits (Dettmers et al. 2022) and in 4 (Li, Chen & Zhu 2023).
-"""
+What is exchanged is a scheme (``tq.train.schemes``). Its means come from a process group, from nobody (one rank still
+quantizes what it would have sent), or from the other simulated workers of ``step_together``."""
 
 from __future__ import annotations
 
@@ -38,55 +29,70 @@ from tq.train.shards import gradient_norm, local, local_gradient, rank_and_size,
 from tq.train.state import MOMENTS, Run, Store, lent_once
 
 VARIANT = "gradient"  # shipped default
-UNCODED = ("exact", "local")  # variants that code nothing
-
+UNCODED = ("exact", "local")  # variants that quantize nothing
 
 Step = Generator[list[Mean], list[Averaged], None]
 
 
 class TurboQuantAdamW(Optimizer):
-    """Drop-in for ``torch.optim.AdamW``.
+    """Drop-in for ``torch.optim.AdamW`` that exchanges and keeps quantized values.
 
-    Arguments:
-        params, lr, betas, eps, weight_decay: as AdamW's.
-        codec: of what is sent, or a pair for the phases of an all-reduce. None: 4 bits, blocks of 128, unbiased (for
-            schemes with error feedback the scale becomes least squares). NaN and infinity pass through it.
-        variant: a name in ``SCHEMES`` or a ``Scheme``. None: "gradient"; DTensor parameters go with "local" only.
-        state: bits of (m, v) between steps: m 2-8, v 2, 4 or 8; None keeps fp32. (4, 8) takes 1.55 bytes a parameter.
-            What a parameter without a gradient has there is coded anew with its neighbours, so it moves a little.
-        group: process group; None is the default group where ``torch.distributed`` is initialised.
-        warmup: first steps with exact exchange, in which luck is larger than anything a code does; at least one with
-            "frozen-v" and "one-bit-adam". None: ``WARMUP``, 50, and 0 where nothing is coded.
-        max_norm: largest global norm of the gradient that enters the moments; None does not clip. Clip here and not
-            before: what a rank sees before the exchange is not yet the gradient.
-        v_every: K of "synced-v".
-        correct_v: subtract from v what the codec's noise is known to add to it (with "gradient" only).
-        maximize: as AdamW's.
-        stochastic_rounding: bf16 weights are rounded up or down at random, so that on average nothing is lost.
-        nonfinite: "raise", or "propagate": weights take a NaN or an infinity, and the gradients are not read a second
-            time to look for them. A step that needs their norm (``max_norm``, a GradScaler, an exchange) looks anyway.
-        impl: "auto", "reference" (one pass for each operation), "cpu" (all in one pass, the same bits) or "triton" (all
-            in one pass on a GPU).
-        capturable: nothing waits on the host, so that a CUDA graph can hold the step; parameters on a GPU. Goes with
-            "local", or "exact" on one rank, and nonfinite="propagate"; a GradScaler's skipped steps are skipped there.
-            With ``max_norm``, one whose norm is not finite is left out, as nobody can raise. ``lr`` may be a tensor.
-            What is looked at of the state is a copy, up to date when it is looked at (``tq.train.captured``).
-        bucket_elements: parameters of a group go through in runs of about so many numbers. With "local", or "exact" on
-            one rank, no more than one run is ever held in fp32 beside the state; else all gradients are.
+    Parameters without a gradient are left alone on one rank, with "local" and where they do not require one; else they
+    count as zeros. Of DTensors (FSDP2) each rank updates and keeps its own shards; their saved state continues on any
+    number of ranks (``tq.train.checkpoint``). ``bytes_sent``: what this rank has sent so far.
 
-    ``bytes_sent``: what this rank has sent so far. All parameters must lie on one device; moments are fp32 whatever
-    the parameters' dtype. Parameters without a gradient are left alone on one rank, with "local" and where they do
-    not require one; among several ranks the others count as zeros.
-
-    bf16 and fp16 weights are rounded to the nearest after each step, as they have no copy in fp32: an update below half
-    a unit of a weight's last place (1/512 to 1/256 of it in bf16) vanishes. Where learning rates are small, keep fp32
-    weights and compute in bf16 (autocast, or FSDP2's ``MixedPrecisionPolicy``), or set ``stochastic_rounding``.
+    bf16 and fp16 weights have no fp32 copy and are rounded to nearest after each step: an update below half a unit of a
+    weight's last place (1/512 to 1/256 of it in bf16) vanishes. At small learning rates keep fp32 weights and compute
+    in bf16 (autocast, or FSDP2's ``MixedPrecisionPolicy``), or set ``stochastic_rounding``.
 
     Under ``torch.amp.GradScaler`` all ranks skip a step together, but only those whose own gradients overflowed lower
-    their scale. That is exact, as each divides by its own; where all scales are to agree, use
-    ``torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler`` and ``unscale_`` before ``step``.
-    """
+    their scale. That is exact, as each divides by its own; for equal scales use ``unscale_`` before ``step`` and
+    ``torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler``.
 
+    Args:
+        params: tensors or parameter groups, as AdamW's; real, on one device, with dense gradients; moments are fp32.
+        lr: learning rate >= 0; may be a tensor with ``capturable``.
+        betas: decay rates of m and v per step, in [0, 1).
+        eps: added to the root of v, >= 0.
+        weight_decay: decoupled, >= 0; the step multiplies weights by 1 - lr * weight_decay.
+        codec: of what is sent, or a pair for the phases of an all-reduce. None: 4 bits, blocks of 128, unbiased (for
+            schemes with state per rank, such as error feedback, least squares). NaN and Inf pass through it.
+        variant: a name in ``SCHEMES`` or a ``Scheme``. None: "gradient"; DTensor parameters go with "local" only.
+        state: bits of (m, v) between steps: m 2-8, v 2, 4 or 8; None keeps fp32. (4, 8) takes 1.55 bytes per parameter.
+            Moments of a parameter without a gradient are requantized with their neighbours, so they move a little.
+        group: process group; None is the default group where ``torch.distributed`` is initialised.
+        warmup: first steps with exact exchange, in which chance outweighs quantization; at least one with "frozen-v"
+            and "one-bit-adam". None: ``WARMUP``, 50, and 0 for "exact" and "local".
+        max_norm: largest global norm of the gradient that enters the moments; None does not clip. Clip here and not
+            before: what a rank sees before the exchange is not yet the gradient.
+        v_every: K of "synced-v", steps between two averages of v.
+        correct_v: subtract from v what the codec's noise is known to add to it (with "gradient" only).
+        bucket_elements: parameters of a group pass in runs of about this many elements. With "local", or "exact" on one
+            rank, at most one run is held in fp32 beside the state; else all gradients are.
+        maximize: as AdamW's.
+        stochastic_rounding: round bf16 weights up or down at random, unbiased.
+        nonfinite: "raise", or "propagate": weights take NaN or Inf, and gradients are not read a second time to look
+            for them. A step that needs their norm (``max_norm``, a GradScaler, an exchange) looks anyway.
+        impl: "auto", "reference" (a pass per operation), "cpu" (one pass, the same bits) or "triton" (one pass, GPU).
+        capturable: nothing waits on the host, so a CUDA graph can hold the step. Goes with parameters on a GPU, with
+            "local", or "exact" on one rank, and nonfinite="propagate". Steps that a GradScaler skips, or whose norm is
+            not finite with ``max_norm``, are skipped on the device. State that is read is a copy, up to date then.
+    Raises:
+        TypeError, ValueError: an argument, parameter or gradient is not as above (there is no amsgrad).
+        FloatingPointError: in ``step`` on every rank, before any change: a gradient is not finite (no GradScaler).
+        RuntimeError: in ``step``: ``impl`` or ``capturable`` does not cover it.
+    References:
+        AdamW (Loshchilov & Hutter 2019); states in 8 bits (Dettmers et al. 2022) and in 4 (Li, Chen & Zhu 2023).
+    Example:
+        >>> import torch
+        >>> from tq.train.optim import TurboQuantAdamW
+        >>> model = torch.nn.Linear(256, 256)
+        >>> optimizer = TurboQuantAdamW(model.parameters(), lr=1e-3, state=(4, 8))
+        >>> model(torch.ones(1, 256)).sum().backward()
+        >>> optimizer.step()
+        >>> round(optimizer.state_nbytes / sum(p.numel() for p in model.parameters()), 2)  # bytes per parameter
+        1.55
+    """
     _step_supports_amp_scaling = True  # GradScaler hands over its scale and what it found
 
     def __init__(
@@ -146,7 +152,7 @@ class TurboQuantAdamW(Optimizer):
         self._number = compiled.register(self)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As in torch; parameters must be dense floating-point tensors on the device of the others."""
+        """``param_group`` as in torch; its parameters: dense floating-point tensors on the device of the others."""
         if self.scheme.needs_warmup and self.steps_done >= self.warmup:
             raise ValueError(f"variant={self.variant!r} has no v for parameters that come after its warm-up")
         captured.settle(self)
@@ -368,11 +374,9 @@ class TurboQuantAdamW(Optimizer):
         }  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors, numbers and texts, on which ``torch.load`` may insist (``weights_only=True``).
-
-        "state" and "param_groups" are as AdamW's, for ``torch.distributed.checkpoint``; the whole form is added unless
-        parameters are sharded. The tensors are those of the optimizer, in either form the same ones.
-        """
+        """Tensors, numbers and texts, which ``torch.load(weights_only=True)`` reads. "state" and "param_groups" are as
+        AdamW's, for ``torch.distributed.checkpoint``; the whole form is added unless parameters are sharded. The
+        tensors are those of the optimizer, in either form the same ones."""
         stores = [store for _, _, store in self._buckets()]
         with lent_once(stores):
             found: dict[str, Any] = super().state_dict()
@@ -382,11 +386,9 @@ class TurboQuantAdamW(Optimizer):
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Its own state, or that of a ``torch.optim.AdamW`` over the same parameters. Anything else: ``ValueError``.
-
-        The whole form wants the settings that it was saved with. A scheme that keeps residuals or moments of each rank
-        alone goes on with the same rank of as many, any other on all ranks, however many.
-        """
+        """``state_dict``: its own or that of a ``torch.optim.AdamW`` over the same parameters; else ``ValueError``. The
+        whole form requires the settings that it was saved with. A scheme with residuals or moments per rank continues
+        on the same rank of as many, any other on all ranks, however many."""
         captured.settle(self)
         buckets = [(run, Store(store.shapes, self.state_bits)) for _, run, store in self._buckets()]
         device = self._load_device()
@@ -435,12 +437,10 @@ def step_together(optimizers: Sequence[TurboQuantAdamW]) -> None:
     for optimizer in optimizers:
         optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers look for it
 
-
 def simulate_ranks(optimizers: Sequence[TurboQuantAdamW]) -> None:
     """Makes these optimizers, one for each replica of a model in this process, the ranks of one group."""
     for rank, optimizer in enumerate(optimizers):
         optimizer.simulated = rank, len(optimizers)
-
 
 def _next(run: Step, answers: list[Averaged] | None) -> list[Mean] | None:
     """What a step asks for next, None at its end."""

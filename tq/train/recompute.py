@@ -1,10 +1,10 @@
-"""Selective checkpointing whose kept results are codes: products are coded, everything else is computed again.
+"""Selective checkpointing whose kept results are quantized: products are kept, everything else is computed again.
 
 A checkpoint keeps the input of a part of the model and runs the part again in backward; a selective one also keeps
-results that are dear to compute [Korthikanti et al. 2022]. Here those are kept in a few bits: in the second run a
+results that are expensive to compute [Korthikanti et al. 2022]. Here those are kept in a few bits: in the second run a
 product is not computed, but decoded. So a part costs no more time than its cheap operations and the codec, and no more
-bytes than its input and the codes. The forward pass is exact. Refused: compilation, which has no such hook; there
-``tq.train.linear`` serves.
+bytes than its input and the quantized products. The forward pass is exact. Refused: compilation, which has no such
+hook; there ``tq.train.linear`` serves.
 """
 
 from __future__ import annotations
@@ -45,16 +45,36 @@ class CodedResults:
     What is computed again from a decoded product has the codec's noise: gradients stay unbiased as far as they are
     linear in it; through a nonlinearity, a norm or a softmax it enters at second order.
 
-    Arguments:
-        codec: how to code; a value that is not finite propagates. None means 4 bits, blocks of 128, an unbiased scale
-            and bfloat16 scales.
-        operations: of ``torch.ops.aten`` whose results are kept; those that draw random numbers are computed again.
+    Args:
+        codec: quantizer of the kept results; NaN and Inf propagate. None: 4 bits, blocks of 128, an unbiased scale and
+            bfloat16 scales.
+        operations: of ``torch.ops.aten`` whose results are kept, by default products, convolutions and attention;
+            those that draw random numbers (dropout) are computed again.
         min_elements: smaller results are kept as they are.
         step: number of the first checkpointed part.
 
     Attributes:
-        step: number of the next checkpointed part, which names its rotations. To resume a run, save it and set it.
-        kept_bytes: of the parts so far, without their inputs.
+        step: number of the next checkpointed part, which selects its rotations. To resume a run, save it and set it.
+        kept_bytes (int): bytes kept of the parts so far, without their inputs.
+
+    Raises:
+        TypeError: ``codec`` is no ``Codec``.
+        ValueError: ``min_elements`` or ``step`` is no integer in its range.
+        RuntimeError: in backward, where the second run of a part makes other calls than the first.
+
+    References:
+        Korthikanti et al. 2022, "Reducing activation recomputation in large transformer models" (arXiv:2205.05198),
+        for selective recomputation.
+
+    Example:
+        >>> import torch
+        >>> from torch.utils.checkpoint import checkpoint
+        >>> from tq.train.recompute import CodedResults
+        >>> part, results = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU()), CodedResults()
+        >>> output = checkpoint(part, torch.ones(256, 64), use_reentrant=False, context_fn=results)
+        >>> output.sum().backward()
+        >>> results.kept_bytes, output.nbytes, results.step
+        (8448, 65536, 1)
     """
 
     def __init__(
@@ -75,14 +95,14 @@ class CodedResults:
         self.operations, self.min_elements, self.step, self.kept_bytes = operations, min_elements, step, 0
 
     def __call__(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-        """Contexts of the first and of the second run of one part."""
+        """Make the contexts of the first and of the second run of one part; called by ``checkpoint``."""
         kept: list[_Call] = []
         codec = self.codec.derive("result").at_step(self.step)
         self.step += 1
         return _First(self, codec, kept), _Second(self, kept)
 
     def keeps(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether the result of this call is kept."""
+        """Whether the result of the call ``func(*args, **kwargs)`` is kept."""
         if func not in self.operations:
             return False
         arguments = {a.name: value for a, value in zip(func._schema.arguments, args, strict=False)} | kwargs

@@ -70,7 +70,9 @@ def test_what_was_found_is_recorded_and_shown_in_the_table_and_the_figure() -> N
     assert table["4 bits"]["within 0.003"] == "shown" and table["lost"]["loss gap as a drop-in"] == "not finite"
     assert table["far"]["own rate"] == "0.004 (end)" and table["near"]["own rate"] == "0.002"
     short = intervals.rows(found)
-    assert short["4 bits"]["bits sent"] == "4.25" and short["4 bits"]["within ±0.003 (p)"].startswith("shown (")
+    assert short["4 bits"]["bits sent per element"] == "4.25"
+    places = {name: row["margin ±0.003"] for name, row in short.items()}
+    assert places == {"4 bits": "within", "near": "undecided", "far": "outside", "lost": "outside"}
     assert short["near"]["at its own rate"] == "the same" and short["lost"]["loss gap, nats"] == "not finite"
     assert short["far"]["at its own rate"].endswith("at 0.004, end of the grid")
     _, ax = figures.figure("half")

@@ -79,7 +79,7 @@ def memory(case: Case) -> Result:
     Args:
         case: every field of ``FIELDS["memory"]``.
     Returns:
-        "total_gib" and its parts, "largest_batch" in sequences, and the same with "coded_" for quantized activations.
+        "total_gib" and its parts, "largest_batch" in sequences; "coded_total_gib", ... with quantized activations.
     Raises:
         ValueError: if a field is missing, unknown or out of range, or the sizes do not divide as they must.
     Example:

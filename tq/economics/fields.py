@@ -6,14 +6,33 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+#: The inputs of a calculator: a mapping from the name of every field to its number.
 Case = Mapping[str, float]
+#: The outputs of a calculator: a mapping from names to numbers, or None where there is no such number.
 Result = dict[str, float | None]
 
 
 @dataclass(frozen=True)
 class Field:
-    """choices: {value: words} where only these are accepted; whole: integers only; group: "" or the part of the form
-    that the field is folded into."""
+    """One input of a calculator, and which numbers it accepts.
+
+    Attributes:
+        name: key of the field in a case.
+        label: text beside the input on the page.
+        default: the number that the calculator opens with.
+        low: smallest number accepted.
+        high: largest number accepted.
+        unit: unit of the number; empty (default) means a count or a ratio.
+        whole: whether only integers are accepted; False by default.
+        choices: (number, text) pairs if only these numbers are accepted; empty by default.
+        group: part of the form that the field is folded into; empty by default.
+
+    Example:
+        >>> from tq.economics.calculator import FIELDS
+        >>> bits = FIELDS["codec"][0]
+        >>> bits.name, bits.low, bits.high, bits.check(4)
+        ('bits', 1, 8, 4.0)
+    """
 
     name: str
     label: str
@@ -26,7 +45,17 @@ class Field:
     group: str = ""
 
     def check(self, value: object) -> float:
-        """value as a float; ValueError names the field and what it accepts."""
+        """Checks a number for this field.
+
+        Args:
+            value: the number.
+
+        Returns:
+            The number as a float.
+
+        Raises:
+            ValueError: if the field does not accept it.
+        """
         choices = ", ".join(f"{each:g}" for each, _ in self.choices)
         accepted = f"one of {choices}" if choices else f"{'an int' if self.whole else 'a number'} "
         accepted += "" if choices else f"from {self.low:g} to {self.high:g}"

@@ -268,23 +268,24 @@ def _breakeven_gbit(x: Case, codec_s: float) -> float:
 
 
 def savings(case: Case) -> Result:
-    """Time, cost and saving of a training run with quantized gradient sync. The formula heads ``tq.economics.savings``.
+    """Time, cost and saving of a training run with quantized gradient sync.
+
+    The formula stands at the head of ``tq.economics.savings``. Sources: Thakur et al. 2005 (ring collectives) and
+    Rajbhandari et al. 2020 (ZeRO, arXiv:1910.02054).
 
     Args:
         case: every field of ``FIELDS["savings"]``; ``defaults("savings")`` is the book's reference job.
-
     Returns:
-        Seconds per step ("compute_s", "exchange_s", "codec_s", "plain_s"; quantized: "coded_s", ...), hours and USD
-        per run ("plain_hours", "coded_usd", ...), "saving" and "share" (not overlapped communication) of the step
-        time, "ratio" of the sizes. NAME is at the expected inputs. A tenth of the draws from their ranges is below
-        NAME_low, a tenth above NAME_high, half below "saving_median"; "chance" is the share that saves time.
-        "pays": 1 for a chance of 0.8 or more, -1 for 0.2 or less, else 0. "breakeven_gbit": the link above which it
-        does not pay (None: it pays on any). "breakeven_codec_g": the codec speed below which it does not, in billion
-        numbers per second (None: it pays at no speed).
-
+        A dict of numbers at the expected inputs, without quantization and ("coded" in the name) with it.
+        "compute_s", "exchange_s", "codec_s", "plain_s" and "coded_s" are seconds per step, "plain_hours", "plain_usd"
+        and so on are hours and USD per run. "saving" is the share of the step time that quantization saves, "share"
+        that of communication that is not overlapped, "ratio" how many times smaller gradients get. Of random draws of
+        the uncertain inputs, a tenth is below NAME_low, a tenth above NAME_high, half below "saving_median"; "chance"
+        is the share of draws that save time. "pays" is 1 for a chance of at least 0.8, -1 for at most 0.2, else 0.
+        "breakeven_gbit" is the link rate above which it does not pay (None: it pays at any), "breakeven_codec_g" the
+        codec speed below which it does not, in billion numbers per second (None: it pays at no speed).
     Raises:
         ValueError: if a field is missing, unknown or out of range, or the fields contradict each other.
-
     Example:
         >>> from tq.economics.calculator import defaults, savings
         >>> slow, fast = (savings({**defaults("savings"), "link_gbit": gbit}) for gbit in (10, 400))

@@ -34,10 +34,30 @@ INTRA, INTER = 0.77, 0.85  # of the nominal NVLink and network rate that large c
 
 @dataclass(frozen=True)
 class Efficiency:
-    """gemm, hbm: shares of the GPU's peak and of its memory bandwidth that large kernels reach. compute: time of the
-    software's kernels, relative. communication: what a step waits for, relative to collectives at the links' rates:
-    below 1 where it is hidden, above 1 where it is slower. intra, inter: shares of the links' nominal rates. low, high:
-    80 % interval of measured over predicted time. Each a number or an array of samples."""
+    """Shares of a machine's nominal rates that a training run reaches. Each is a number or an array of samples.
+
+    Attributes:
+        gemm: share of the GPU's peak FLOP/s that large matrix products reach; 0.75 by default.
+        hbm: share of the GPU's memory bandwidth that large kernels reach; 0.8 by default.
+        compute: time of the software's kernels, relative to those shares; 1 by default.
+        communication: time that a step waits for collectives, relative to their time at the links' rates: below 1
+            where it is overlapped, above 1 where it is slower; 1 by default.
+        intra: share of the nominal rate within a node that collectives reach; 0.77 by default, an assumption.
+        inter: share of the nominal rate between nodes that collectives reach; 0.85 by default, an assumption.
+        low: low end of the 80 % interval of measured over predicted time; 0.9 by default.
+        high: high end of that interval; 1.1 by default.
+
+    Raises:
+        TypeError: if a field is no number and no array of numbers.
+        ValueError: if a share is not between 0 and 1, or ``low`` is above ``high``.
+
+    Example:
+        >>> from tq.systems import Cluster, Efficiency, Layout, Transformer, predict
+        >>> run = Transformer.preset("gpt2-124m"), Layout(), Cluster("a100-80gb", 1)
+        >>> half, whole = (predict(*run, efficiency=Efficiency(gemm=share)).parts["gemm"] for share in (0.5, 1.0))
+        >>> 1 < half / whole <= 2
+        True
+    """
 
     gemm: Real = 0.75
     hbm: Real = 0.8

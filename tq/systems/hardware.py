@@ -111,10 +111,33 @@ def tier(name: str) -> Tier:
 
 @dataclass(frozen=True)
 class Cluster:
-    """gpus of one type, in nodes. What is None comes from `data/hardware.csv`: a node of that GPU, and the port that
-    each GPU has in such a node. network: a tier's name, in place of that port. The last fields override a rate; they
-    and peak_flops may be arrays of samples. inter_bytes_per_s and intra_bytes_per_s: of one GPU, in one direction; inf
-    is accepted."""
+    """GPUs of one type in nodes, on a network of two levels.
+
+    Fields that are None (default) take their values from ``data/hardware.csv``, where each has its source. Rates may
+    be arrays of samples.
+
+    Attributes:
+        gpu: name of the GPU; "a100-80gb" by default. ``tq.systems.hardware.gpus()`` lists the names.
+        gpus: number of GPUs; 1 by default.
+        network: name of the network tier between nodes, such as "eth-100g" or "ib-ndr"; None (default) means the
+            port that each GPU has in a usual node. ``tq.systems.hardware.tiers()`` lists the names.
+        node_gpus: GPUs per node.
+        inter_bytes_per_s: bytes per second between nodes, of one GPU in one direction; may be inf.
+        intra_bytes_per_s: bytes per second within a node, of one GPU in one direction; may be inf.
+        peak_flops: FLOP/s of one GPU in dense bf16.
+        hbm_bytes_per_s: bytes per second of one GPU's memory.
+        latency_s: seconds per round of a collective between nodes, at least.
+
+    Raises:
+        TypeError: if a field has the wrong type.
+        ValueError: if a name is unknown or a number is not positive.
+
+    Example:
+        >>> from tq.systems import Cluster
+        >>> cluster = Cluster("h100-80gb", gpus=64, network="eth-100g")
+        >>> cluster.node_gpus, cluster.inter_bytes_per_s / 1e9  # GB/s
+        (8, 12.5)
+    """
 
     gpu: str = "a100-80gb"
     gpus: int = 1
@@ -152,4 +175,5 @@ class Cluster:
 
     @property
     def spec(self) -> Gpu:
+        """The GPU as ``data/hardware.csv`` has it."""
         return gpu(self.gpu)

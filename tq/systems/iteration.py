@@ -44,11 +44,29 @@ PARTS = (
 
 @dataclass(frozen=True)
 class Prediction:
-    """iteration_s; model_tflops_per_gpu counts what the model needs, hardware_tflops_per_gpu what is recomputed too;
-    memory_gib of the fullest GPU. parts: seconds by part (``PARTS`` add up to iteration_s; "dp_total" is besides).
-    interval: 80 % interval of iteration_s, from the errors that the model makes on published runs of dense models that
-    it was not fitted to; of mixtures of experts iteration_s is a lower bound, and no interval holds. Arrays where the
-    inputs were."""
+    """Predicted time and memory of one training step. Times and rates are arrays where inputs of ``predict`` were.
+
+    Attributes:
+        iteration_s: seconds per step; for mixtures of experts a lower bound.
+        model_tflops_per_gpu: TFLOP/s per GPU, counting what the model needs.
+        hardware_tflops_per_gpu: TFLOP/s per GPU, counting recomputation too.
+        memory_gib: GiB on the GPU that holds most.
+        parts: seconds per step by part. The parts of ``tq.systems.iteration.PARTS`` add up to ``iteration_s``;
+            "dp_total" is all data-parallel traffic, overlapped or not.
+        interval: 80 % interval (low, high) of ``iteration_s``, from the errors on published runs of dense models
+            that the model was not fitted to; it does not apply to mixtures of experts.
+        memory: bytes by part on the GPU that holds most.
+        tokens_per_iteration: tokens per step.
+
+    Example:
+        >>> from tq.systems import Cluster, Layout, Transformer, predict
+        >>> model = Transformer.preset("gpt2-1.5b")
+        >>> found = predict(model, Layout(dp=8, global_batch=64, zero=1), Cluster("a100-80gb", 8))
+        >>> found.tokens_per_iteration, max(found.parts, key=found.parts.get)
+        (65536, 'gemm')
+        >>> bool(found.interval[0] < found.iteration_s < found.interval[1])
+        True
+    """
 
     iteration_s: Real
     model_tflops_per_gpu: Real
@@ -61,6 +79,7 @@ class Prediction:
 
     @property
     def tokens_per_s(self) -> Real:
+        """Tokens per second of the whole cluster."""
         return self.tokens_per_iteration / self.iteration_s
 
 
@@ -334,9 +353,37 @@ def predict(
     model: Transformer, layout: Layout, cluster: Cluster, software: str = "megatron-core",
     compression: Compression | None = None, *, efficiency: Efficiency | None = None,
 ) -> Prediction:  # fmt: skip
-    """One iteration. software: a generation of `data/software.csv`. efficiency: None, the constants fitted to published
-    runs (`data/efficiency.csv`); its fields, the rates of the cluster and the codec's speed may be arrays of samples
-    that broadcast together. ValueError where model, layout and cluster do not go together."""
+    """Predicts time and memory of one training step.
+
+    The model follows Narayanan et al. 2021 (arXiv:2104.04473), Korthikanti et al. 2022 (arXiv:2205.05198) and
+    Rajbhandari et al. 2020 (arXiv:1910.02054). What it leaves out stands at the head of ``tq.systems.iteration``.
+
+    Args:
+        model: shape of the model.
+        layout: how the run is split over GPUs.
+        cluster: the GPUs and their network; ``cluster.gpus`` must equal ``layout.gpus``.
+        software: a software generation of ``data/software.csv``; "megatron-core" by default.
+        compression: what is quantized; None (default) means nothing.
+        efficiency: shares of the hardware's rates that are reached; None (default) means those fitted to published
+            runs (``data/efficiency.csv``). Its fields, the rates of the cluster and the codec's speed may be arrays
+            of samples that broadcast together.
+
+    Returns:
+        A ``Prediction`` in seconds per step, TFLOP/s per GPU and GiB per GPU.
+
+    Raises:
+        TypeError: if an argument has the wrong type.
+        ValueError: if model, layout, cluster and compression do not go together, or a name is unknown.
+
+    Example:
+        >>> from tq.systems import Bits, Cluster, Compression, Layout, Transformer, predict
+        >>> model, cluster = Transformer.preset("llama2-7b"), Cluster("h100-80gb", 64, network="eth-10g")
+        >>> layout = Layout(dp=64, global_batch=64)
+        >>> plain = predict(model, layout, cluster)
+        >>> quantized = predict(model, layout, cluster, compression=Compression(gradients=Bits(4)))
+        >>> round(float(plain.iteration_s / quantized.iteration_s))  # times as fast on this slow network
+        6
+    """
     _check(model, layout, cluster, compression, efficiency)
     facts = software_facts(software)
     e = fitted(cluster.gpu, software) if efficiency is None else efficiency

@@ -15,11 +15,33 @@ RECOMPUTE = ("none", "selective", "full")
 
 @dataclass(frozen=True)
 class Layout:
-    """tp, pp, dp, cp: tensor-, pipeline-, data- and context-parallel ranks; they multiply to the number of GPUs. ep:
-    expert-parallel ranks, taken out of dp * cp. micro_batch and global_batch in sequences. recompute: "none",
-    "selective" (attention scores) or "full" (each layer). sequence_parallel: activations outside the tensor-parallel
-    region are split too. interleave: model chunks a pipeline stage (1F1B with virtual stages). zero: 0-3 [Rajbhandari
-    2020]. A contradiction raises here; what depends on the model raises in ``check``."""
+    """How a training run is split over GPUs, and what is recomputed.
+
+    The product ``tp * pp * dp * cp`` is the number of GPUs. All ranks are 1 by default.
+
+    Attributes:
+        tp: tensor-parallel ranks.
+        pp: pipeline stages.
+        dp: data-parallel ranks.
+        micro_batch: sequences per micro-batch and replica; 1 by default.
+        global_batch: sequences per step over all replicas, a multiple of ``dp * micro_batch``; 1 by default.
+        recompute: "none" (default), "selective" (attention scores) or "full" (every layer).
+        sequence_parallel: whether activations outside the tensor-parallel region are split over ``tp`` too.
+        interleave: model chunks per pipeline stage (1F1B with virtual stages); 1 by default.
+        zero: ZeRO stage from 0 (default) to 3 (Rajbhandari et al. 2020, arXiv:1910.02054).
+        cp: context-parallel ranks, which split the sequence.
+        ep: expert-parallel ranks, taken out of ``dp * cp``.
+
+    Raises:
+        TypeError: if a field has the wrong type.
+        ValueError: if the fields contradict each other.
+
+    Example:
+        >>> from tq.systems import Layout
+        >>> layout = Layout(tp=4, pp=2, dp=8, global_batch=64)
+        >>> layout.gpus, layout.micro_batches
+        (64, 8)
+    """
 
     tp: int = 1
     pp: int = 1
@@ -57,15 +79,23 @@ class Layout:
 
     @property
     def gpus(self) -> int:
+        """GPUs that the layout needs."""
         return self.tp * self.pp * self.dp * self.cp
 
     @property
     def micro_batches(self) -> int:
-        """Of one replica and iteration."""
+        """Micro-batches per replica and step."""
         return self.global_batch // (self.dp * self.micro_batch)
 
     def check(self, model: Transformer) -> None:
-        """Raises ValueError where this layout cannot hold the model."""
+        """Checks that the layout can hold a model.
+
+        Args:
+            model: shape of the model.
+
+        Raises:
+            ValueError: if a number of ranks does not divide what it splits, or the pipeline is longer than the model.
+        """
         for name, divided, value in (
             ("tp", "heads", model.heads), ("tp", "the width of the MLP", model.width), ("cp", "seq", model.seq),
         ):  # fmt: skip
@@ -83,13 +113,35 @@ class Layout:
             raise ValueError(f"ep must divide experts.count={model.moe.count}, got {self.ep}")
 
     def stage_layers(self, model: Transformer) -> int:
-        """Layers of the fullest stage."""
+        """Layers of the pipeline stage that has most.
+
+        Args:
+            model: shape of the model.
+
+        Returns:
+            A number of layers.
+        """
         return self.interleave * math.ceil(model.layers / (self.pp * self.interleave))
 
 
 @dataclass(frozen=True)
 class Bits:
-    """A block codec as its size matters: `bits` an element and one scale of `scale_bytes` a block."""
+    """Size of a block codec: indices and one scale per block.
+
+    Attributes:
+        bits: bits per index, from 1 to 8; 4 by default.
+        block: elements per block; 128 by default.
+        scale_bytes: bytes of a block's scale, 2 or 4 (default).
+
+    Raises:
+        TypeError: if a field is no int.
+        ValueError: if a field is out of range.
+
+    Example:
+        >>> from tq.systems import Bits
+        >>> Bits(4).bits_per_element, Bits(4).bytes_per_element
+        (4.25, 0.53125)
+    """
 
     bits: int = 4
     block: int = 128
@@ -106,24 +158,43 @@ class Bits:
 
     @property
     def bits_per_element(self) -> float:
-        """bits + 8 scale bytes / block: what ``tq.Codec.bits_per_element`` is for full blocks."""
+        """Stored bits per element with the share of the scale, as ``tq.Codec.bits_per_element`` for full blocks."""
         return (math.ceil(self.bits * self.block / 8) + self.scale_bytes) * 8.0 / self.block
 
     @property
     def bytes_per_element(self) -> float:
+        """Stored bytes per element with the share of the scale."""
         return self.bits_per_element / 8
 
 
 @dataclass(frozen=True)
 class Compression:
-    """What is kept or sent as codes. gradients: data-parallel traffic. momentum: the same traffic, of momenta in place
-    of gradients; every rank then keeps whole first moments, so ZeRO does not shard them. activations: what the forward
-    pass keeps for the backward one. states: both moments of the optimizer. feedback: an fp32 residual a parameter.
+    """What a training run keeps or sends quantized, and the speed of the codec.
 
-    hbm_fraction: speed of the codec, as a share of the memory bandwidth over the bytes that it reads and writes. It is
-    not measured on GPUs: .25 is an assumption, within what the instructions of the compiled kernels allow an H100
-    (chapter `kernels`; on CPUs they reach a quarter to a half, by machine). It may be an array of samples.
-    elements_per_s: a measured speed (encode and decode alike) in its place."""
+    Each of the first four fields is ``Bits``, or None (default) for what is not quantized.
+
+    Attributes:
+        gradients: data-parallel gradient traffic.
+        momentum: the same traffic with momenta in place of gradients; every rank then keeps whole first moments,
+            so ZeRO does not split them.
+        activations: what the forward pass keeps for the backward pass.
+        states: both moments of the optimizer.
+        feedback: whether an fp32 residual per parameter is kept for error feedback; False by default.
+        hbm_fraction: speed of the codec as a share of the memory bandwidth, over the bytes that it reads and writes:
+            a number or an array of samples. The default of 0.25 is an assumption, not measured on GPUs. The compiled
+            kernels' instructions allow it on an H100; on CPUs they reach a quarter to a half (chapter "Kernels").
+        elements_per_s: measured elements per second, for encoding and decoding alike, used instead of
+            ``hbm_fraction``; None by default.
+
+    Raises:
+        TypeError: if a field has the wrong type.
+        ValueError: if both ``gradients`` and ``momentum`` are given, or a speed is not positive.
+
+    Example:
+        >>> from tq.systems import Bits, Compression
+        >>> Compression(gradients=Bits(4)).traffic
+        Bits(bits=4, block=128, scale_bytes=4)
+    """
 
     gradients: Bits | None = None
     momentum: Bits | None = None
@@ -146,9 +217,17 @@ class Compression:
 
     @property
     def traffic(self) -> Bits | None:
+        """The format of the data-parallel traffic, or None."""
         return self.gradients or self.momentum
 
     def check(self, layout: Layout) -> None:
-        """Raises ValueError where this cannot be done under that layout."""
+        """Checks that the layout allows this compression.
+
+        Args:
+            layout: how the run is split over GPUs.
+
+        Raises:
+            ValueError: if momenta are sent and the layout has ZeRO stage 2 or 3.
+        """
         if self.momentum is not None and layout.zero > 1:
             raise ValueError(f"momentum traffic needs whole first moments: accepted is zero=0 or 1, got {layout.zero}")

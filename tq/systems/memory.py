@@ -25,10 +25,14 @@ STAGES = ("worst", "first", "middle", "last")
 class Software(TypedDict, total=False):
     """What memory depends on besides shape and layout.
 
-    gradient_bytes: width of the accumulated gradients, 2 or 4 (4). flash: attention is fused and keeps no scores
-    (False). loss_bytes: that the loss holds a logit at its peak; 4 where it is fused, 14 where logits, fp32 logits,
-    log-softmax and gradient each have a block (4). dtensor: tensor parallelism keeps the gathered inputs of its
-    products and splits an unfused loss, as PyTorch's DTensor does; Megatron gathers the inputs again (False)."""
+    Attributes:
+        gradient_bytes: bytes per accumulated gradient, 2 or 4 (default).
+        flash: whether attention is fused and keeps no scores; False by default.
+        loss_bytes: bytes per logit that the loss holds at its peak: 4 (default) where it is fused, 14 where logits,
+            fp32 logits, log-softmax and gradient each have a block.
+        dtensor: whether tensor parallelism keeps the gathered inputs of its products and splits an unfused loss, as
+            PyTorch's DTensor does; False (default) means that they are gathered again, as in Megatron.
+    """
 
     gradient_bytes: float
     flash: bool
@@ -38,8 +42,20 @@ class Software(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of one GPU. activations: kept from the forward to the backward pass. working: what one layer needs again
-    where it is recomputed, and the logits."""
+    """Memory of one GPU by part, in bytes.
+
+    Attributes:
+        weights: 16-bit weights.
+        gradients: accumulated gradients.
+        states: fp32 master weights and both moments, and the residuals of error feedback.
+        activations: what is kept from the forward to the backward pass.
+        working: what one layer needs again where it is recomputed, and the logits.
+
+    Example:
+        >>> from tq.systems import Memory
+        >>> Memory(weights=2.0, gradients=4.0, states=12.0, activations=10.0, working=1.0).total
+        29.0
+    """
 
     weights: float
     gradients: float
@@ -49,6 +65,7 @@ class Memory:
 
     @property
     def total(self) -> float:
+        """Bytes of all parts together."""
         return self.weights + self.gradients + self.states + self.activations + self.working
 
 
@@ -129,8 +146,34 @@ def memory(
     model: Transformer, layout: Layout, *, compression: Compression | None = None, stage: str = "worst",
     **software: Unpack[Software],
 ) -> Memory:  # fmt: skip
-    """Memory of a GPU of this stage; "worst": of the first or the last, whichever needs more. software: see
-    ``Software``; a generation's are ``software_facts(name).memory``."""
+    """Memory of one GPU by part, for a pipeline stage.
+
+    The accounting follows Rajbhandari et al. 2020 (arXiv:1910.02054) and Korthikanti et al. 2022 (arXiv:2205.05198).
+    The CUDA context, fragmentation and communication buffers are not counted.
+
+    Args:
+        model: shape of the model.
+        layout: how the run is split over GPUs.
+        compression: what is quantized; None (default) means nothing.
+        stage: "first", "middle", "last", or "worst" (default): the first or the last, whichever needs more.
+        **software: ``gradient_bytes`` (bytes per accumulated gradient, 4 by default), ``flash`` (fused attention,
+            False), ``loss_bytes`` (bytes per logit in the loss, 4) and ``dtensor`` (PyTorch's DTensor instead of
+            Megatron, False). ``tq.systems.efficiency.software_facts(name).memory`` holds those of a generation.
+
+    Returns:
+        A ``Memory`` in bytes.
+
+    Raises:
+        TypeError: if an argument has the wrong type, or a keyword is unknown.
+        ValueError: if the layout cannot hold the model, or ``stage`` is unknown.
+
+    Example:
+        >>> from tq.systems import Layout, Transformer, memory
+        >>> model = Transformer.preset("llama2-7b")
+        >>> found = memory(model, Layout(dp=64, global_batch=64, zero=3, recompute="full"), flash=True)
+        >>> round(found.total / 2**30, 1)  # GiB
+        4.2
+    """
     instance("model", model, Transformer)
     instance("layout", layout, Layout)
     layout.check(model)

@@ -27,6 +27,8 @@ USABLE = 0.92  # of the memory; the rest is for the CUDA context, buffers, fragm
 
 
 class Choice(NamedTuple):
+    """A layout and what is predicted for it."""
+
     layout: Layout
     prediction: Prediction
 
@@ -40,8 +42,25 @@ def layouts(
     compression: Compression | None = None, recompute: Sequence[str] = RECOMPUTE, zero: Sequence[int] = (0, 1, 2, 3),
     cp: int = 1, usable: float | None = USABLE,
 ) -> Iterator[Layout]:  # fmt: skip
-    """Every valid layout of the model on the cluster. usable: keep those whose memory fits that share of a GPU's; None:
-    all. Sequence parallelism is tried with tensor parallelism, expert parallelism with experts."""
+    """Yields every valid layout of a model on a cluster whose memory fits.
+
+    Args:
+        model: shape of the model; expert parallelism is tried if it has experts.
+        cluster: the GPUs; tensor parallelism, with and without sequence parallelism, stays within a node.
+        global_batch: sequences per step.
+        software: a software generation of ``data/software.csv``; "megatron-core" by default.
+        compression: what is quantized; None (default) means nothing.
+        recompute: modes to try among "none", "selective" (unless attention is fused), "full"; all by default.
+        zero: ZeRO stages to try among 0, 1, 2, 3; all by default.
+        cp: context-parallel ranks; 1 by default.
+        usable: share of a GPU's memory that a layout may take, 0.92 by default; None yields all.
+    Raises:
+        TypeError, ValueError: if an argument has the wrong type or an unknown value.
+    Example:
+        >>> from tq.systems import Cluster, Transformer, layouts
+        >>> len(list(layouts(Transformer.preset("gpt2-1.5b"), Cluster("a100-80gb", 8), 64, zero=(1,))))
+        164
+    """
     instance("model", model, Transformer)
     instance("cluster", cluster, Cluster)
     positive_int("global_batch", global_batch)
@@ -85,8 +104,31 @@ def best(
     compression: Compression | None = None, *, efficiency: Efficiency | None = None, cp: int = 1,
     usable: float | None = USABLE,
 ) -> Choice:  # fmt: skip
-    """The layout of the shortest iteration among those that fit. ValueError where none fits, and for arrays of samples:
-    each sample would have a best layout of its own."""
+    """Finds the layout whose step is predicted to be the shortest among those that fit.
+
+    Args:
+        model: shape of the model.
+        cluster: the GPUs and their network.
+        global_batch: sequences per step.
+        software: a software generation of ``data/software.csv``; "megatron-core" by default.
+        compression: what is quantized; None (default) means nothing.
+        efficiency: shares of the hardware's rates that are reached; None (default) means the fitted ones.
+        cp: context-parallel ranks; 1 by default.
+        usable: share of a GPU's memory that a layout may take, 0.92 by default; None means any.
+
+    Returns:
+        The pair (layout, prediction), as ``Choice``.
+
+    Raises:
+        TypeError: if an argument has the wrong type.
+        ValueError: if no layout fits, or an input is an array of samples, each of which has a best layout of its own.
+
+    Example:
+        >>> from tq.systems import Cluster, Transformer, best
+        >>> layout, prediction = best(Transformer.preset("gpt2-1.5b"), Cluster("a100-80gb", 8), global_batch=64)
+        >>> layout.tp, layout.dp, layout.zero
+        (1, 8, 1)
+    """
     instance("cluster", cluster, Cluster)
     instance("efficiency", efficiency, Efficiency, none=True)
     for given in (cluster, compression, efficiency):

@@ -18,8 +18,26 @@ from tq.systems.arguments import boolean, one_of, positive_int
 
 @dataclass(frozen=True)
 class Experts:
-    """Mixture of experts in the MLP: ``count`` routed experts of width ``ffn`` (None: the model's), of which a token
-    visits ``active``, besides ``shared`` ones that it always visits. ``dense_layers``: layers with a plain MLP."""
+    """Mixture of experts that takes the place of a transformer's MLP.
+
+    Attributes:
+        count: routed experts per layer, at least 2.
+        active: routed experts that one token visits, at most ``count``.
+        ffn: width of one expert; None (default) means the width of the model's MLP.
+        shared: experts that every token visits besides the routed ones; 0 by default.
+        dense_layers: layers of the model that keep a plain MLP; 0 by default.
+
+    Raises:
+        TypeError: if a field is no int.
+        ValueError: if a field is out of range, or ``active`` is above ``count``.
+
+    Example:
+        >>> from tq.systems import Experts, Transformer
+        >>> experts = Experts(count=8, active=2)
+        >>> model = Transformer(32, 4096, 32, 32000, 4096, ffn=14336, kv_heads=8, gated=True, experts=experts)
+        >>> round(model.parameters / 1e9, 1), round(model.active_parameters / 1e9, 1)
+        (46.7, 12.9)
+    """
 
     count: int
     active: int
@@ -40,11 +58,38 @@ class Experts:
 
 @dataclass(frozen=True)
 class Transformer:
-    """layers, hidden, heads, vocab, seq: ints. kv_heads: None, as many as heads (multi-head attention). ffn: width of
-    the MLP; None: 4 hidden, or 8/3 hidden where it is gated. experts: ``Experts``, or (count, active). head_dim: None,
-    hidden / heads. tied, positions, biases: None, by style. parallel_block: attention and MLP read one normalised
-    input and their results are added at once, as in PaLM (arXiv:2204.02311), in place of one after the other. A bad
-    shape raises here."""
+    """Shape of a decoder-only transformer: its parameters and floating-point operations.
+
+    The formulas are those of Narayanan et al. 2021 (arXiv:2104.04473) and Korthikanti et al. 2022 (arXiv:2205.05198).
+
+    Attributes:
+        layers: number of transformer layers.
+        hidden: width of the hidden states.
+        heads: query heads; must divide ``hidden`` unless ``head_dim`` is given.
+        vocab: tokens in the vocabulary.
+        seq: sequence length in tokens.
+        kv_heads: key and value heads, a divisor of ``heads``; None (default) means ``heads``.
+        ffn: width of the MLP; None (default) means 4 ``hidden``, or 8/3 ``hidden`` with ``gated``.
+        gated: Llama style (True) or GPT style (False, default); it decides what is None below.
+        experts: ``Experts``, or the tuple (count, active); None (default) means a dense MLP.
+        head_dim: width of one head; None (default) means ``hidden / heads``.
+        tied: whether the output layer shares the embedding; None (default) means yes in GPT style only.
+        positions: whether positions are learned parameters; None (default) means yes in GPT style only.
+        biases: whether products and norms have biases; None (default) means yes in GPT style only.
+        parallel_block: whether attention and MLP read one normalised input, as in PaLM (arXiv:2204.02311).
+
+    Raises:
+        TypeError: if a field has the wrong type.
+        ValueError: if a size is below 1, or the sizes do not divide as they must.
+
+    Example:
+        >>> from tq.systems import Transformer
+        >>> model = Transformer.preset("llama2-7b")
+        >>> round(model.parameters / 1e9, 2)
+        6.74
+        >>> round(model.model_flops(sequences=1) / 1e12)  # TFLOP of one training step
+        189
+    """
 
     layers: int
     hidden: int
@@ -90,19 +135,22 @@ class Transformer:
 
     @property
     def moe(self) -> Experts | None:
+        """The experts, or None for a dense model."""
         return self.experts if isinstance(self.experts, Experts) else None
 
     @property
     def kv(self) -> int:
+        """Key and value heads."""
         return self.heads if self.kv_heads is None else self.kv_heads
 
     @property
     def dim(self) -> int:
-        """Width of a head."""
+        """Width of one head."""
         return self.hidden // self.heads if self.head_dim is None else self.head_dim
 
     @property
     def q_width(self) -> int:
+        """Width of the queries: heads times the width of one."""
         return self.heads * self.dim
 
     @property
@@ -119,33 +167,39 @@ class Transformer:
 
     @property
     def expert_width(self) -> int:
+        """Width of one expert."""
         return self.moe.ffn if self.moe is not None and self.moe.ffn is not None else self.width
 
     @property
     def moe_layers(self) -> int:
+        """Layers with experts."""
         return 0 if self.moe is None else self.layers - self.moe.dense_layers
 
     @property
     def norms(self) -> int:
-        """Of a layer."""
+        """Normalisations per layer: 2, or 1 in a parallel block."""
         return 1 if self.parallel_block else 2
 
     @property
     def is_tied(self) -> bool:
+        """Whether the output layer shares the embedding."""
         return (not self.gated) if self.tied is None else self.tied
 
     @property
     def has_positions(self) -> bool:
+        """Whether positions are learned parameters."""
         return (not self.gated) if self.positions is None else self.positions
 
     @property
     def has_biases(self) -> bool:
+        """Whether products and norms have biases."""
         return (not self.gated) if self.biases is None else self.biases
 
     # --- parameters ---
 
     @property
     def attention_parameters(self) -> int:
+        """Parameters of one layer's attention."""
         weights = 2 * self.hidden * (self.q_width + self.kv_width)
         return weights + (self.q_width + 2 * self.kv_width + self.hidden if self.has_biases else 0)
 
@@ -155,27 +209,27 @@ class Transformer:
 
     @property
     def mlp_parameters(self) -> int:
-        """Of a dense layer's MLP."""
+        """Parameters of the MLP of one dense layer."""
         return self._mlp(self.width)
 
     @property
     def expert_parameters(self) -> int:
-        """Of one expert."""
+        """Parameters of one expert."""
         return self._mlp(self.expert_width)
 
     @property
     def norm_parameters(self) -> int:
-        """Of one normalisation; a layer has ``norms``, the model one more."""
+        """Parameters of one normalisation; a layer has ``norms`` of them and the model one more."""
         return (2 if self.has_biases else 1) * self.hidden
 
     @cached_property
     def parameters(self) -> int:
-        """All parameters, embeddings included."""
+        """Parameters of the model, embeddings included."""
         return self._total(routed=None)
 
     @cached_property
     def active_parameters(self) -> int:
-        """Parameters that one token uses, embeddings included."""
+        """Parameters that one token uses, embeddings included; below ``parameters`` with experts."""
         return self._total(routed=self.moe.active if self.moe else 0)
 
     def _total(self, routed: int | None) -> int:
@@ -188,18 +242,19 @@ class Transformer:
 
     @property
     def embedding_parameters(self) -> int:
+        """Parameters of the token embedding and of learned positions."""
         return self.hidden * (self.vocab + (self.seq if self.has_positions else 0))
 
     @property
     def head_parameters(self) -> int:
-        """Of an output layer of its own; 0 where it shares the embedding."""
+        """Parameters of the output layer; 0 where it shares the embedding."""
         return 0 if self.is_tied else self.hidden * self.vocab
 
     # --- FLOPs of the forward pass, of one token ---
 
     @property
     def layer_flops(self) -> float:
-        """Weight products of a mean layer, without attention scores."""
+        """FLOPs per token of the weight products of an average layer, forward, without attention scores."""
         attention = 4.0 * self.hidden * (self.q_width + self.kv_width)
         factor = (6.0 if self.gated else 4.0) * self.hidden
         dense = factor * self.width * (self.layers - self.moe_layers)
@@ -212,26 +267,55 @@ class Transformer:
 
     @property
     def score_flops(self) -> float:
-        """Queries by keys and scores by values, of one layer."""
+        """FLOPs per token of one layer's attention scores: queries by keys and scores by values, forward."""
         return 4.0 * self.seq * self.q_width
 
     @property
     def head_flops(self) -> float:
+        """FLOPs per token of the output layer, forward."""
         return 2.0 * self.hidden * self.vocab
 
     def model_flops(self, sequences: float) -> float:
-        """Of an iteration over so many sequences: forward and backward, nothing recomputed (72 B s l h^2 (...))."""
+        """FLOPs of one training step, forward and backward, with nothing recomputed.
+
+        This is equation 3 of Narayanan et al. 2021, 72 B s l h^2 (...), for any shape.
+
+        Args:
+            sequences: sequences in the step, of ``seq`` tokens each.
+
+        Returns:
+            Floating-point operations; a multiply-add counts as 2.
+        """
         forward = self.layers * (self.layer_flops + self.score_flops) + self.head_flops
         return 3.0 * sequences * self.seq * forward
 
     def hardware_flops(self, sequences: float, recompute: str) -> float:
-        """With what recomputation repeats: "full" a forward pass of all layers, "selective" the attention scores."""
+        """FLOPs of one training step, with those that activation recomputation repeats.
+
+        Args:
+            sequences: sequences in the step, of ``seq`` tokens each.
+            recompute: "none", "selective" (attention scores) or "full" (the forward pass of every layer).
+
+        Returns:
+            Floating-point operations; a multiply-add counts as 2.
+        """
         again = {"none": 0.0, "selective": self.score_flops, "full": self.layer_flops + self.score_flops}[recompute]
         return self.model_flops(sequences) + sequences * self.seq * self.layers * again
 
     @classmethod
     def preset(cls, name: str, **changes: object) -> Transformer:
-        """A published model by name, with fields changed (``seq=4096``)."""
+        """A published model by its name in ``tq.systems.shape.PRESETS``.
+
+        Args:
+            name: "gpt2-124m", "llama2-70b", "mixtral-8x7b", ...; an unknown name lists all.
+            **changes: fields to change, such as ``seq=8192``.
+
+        Returns:
+            The ``Transformer``.
+
+        Raises:
+            ValueError: if there is no such model.
+        """
         one_of("name", name, list(PRESETS))
         return cls(**{**PRESETS[name], **changes})  # type: ignore[arg-type]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from tq.lab.judged import Judged
+    from tq.lab.stats import Gap
 
 
 def draw(ax: Axes, judged: Mapping[str, Judged], looks: Mapping[str, str], linear: float | None = None) -> None:
@@ -60,17 +62,23 @@ def message(judged: Mapping[str, Judged], arms: str) -> str:
 
 
 def rows(judged: Mapping[str, Judged]) -> dict[str, dict[str, str]]:
-    """Of a table of arms: bits sent, gap at the baseline's learning rate, the test's result, gap at an own rate."""
-    from tq.lab.judged import said
+    """Of a table of arms: bits sent, gap at the baseline's learning rate, where it lies, and gap at an own rate.
+
+    A gap is within the margin where the test shows it, outside where its whole 95 % interval is, else undecided.
+    """
+
+    def said(gap: Gap) -> str:
+        return str(gap) if math.isfinite(gap.mean) else "not finite"
 
     found = {}
     for name, one in judged.items():
-        sent = {} if one.sent is None else {"bits sent": f"{one.sent:.2f}"}
+        sent = {} if one.sent is None else {"bits sent per element": f"{one.sent:.2f}"}
         end = ", end of the grid" if one.own.at_an_end else ""
         same = one.own.run.lr == one.kept.run.lr
+        outside = not one.finite or abs(one.gap.mean) - one.gap.half_width > one.margin
         found[name] = sent | {
             "loss gap, nats": said(one.gap),
-            f"within ±{one.margin:g} (p)": f"{'shown' if one.equivalent else 'not shown'} ({one.p:.2g})",
+            f"margin ±{one.margin:g}": "within" if one.equivalent else "outside" if outside else "undecided",
             "at its own rate": f"the same{end}" if same else f"{said(one.own_gap)} at {one.own.run.lr:g}{end}",
         }
     return found

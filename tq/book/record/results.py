@@ -3,9 +3,6 @@
 A chapter writes to git-ignored `_build/` only, whoever runs it (the runner, plain papermill, nbval, a person).
 Refused: NaN and infinities as results (None says "not measured"), intervals without a name for what they are,
 figures without alt text. Nothing is filled in: what was not measured reads "not measured".
-
-    ch = results.chapter("distortion", device=device, profile=profile, seed=seed)
-    ch.record("mse/4bit", 0.0094, unit="1", low=0.0093, high=0.0095, spread="ci95", n=20)
 """
 
 from __future__ import annotations
@@ -42,7 +39,19 @@ def source_line(device: str, profile: str, name: str) -> str:
 
 
 class Chapter:
-    """The recorder of one chapter on one device in one profile. Made by `chapter`."""
+    """The recorder of one chapter on one device in one profile. ``results.chapter`` checks the arguments and makes it.
+
+    Args:
+        name: name of the chapter.
+        device: "cpu" or "cuda".
+        profile: "quick" or "full"; the attribute ``full`` says whether it is "full".
+        seed, parameters: as in ``chapter``; they are kept with the results.
+    Example:
+        >>> from tq.book import results
+        >>> ch = results.chapter("example", device="cpu")
+        >>> ch.record("error", 0.0094, low=0.0093, high=0.0095, spread="ci95", n=20)
+        0.0094
+    """
 
     def __init__(self, name: str, device: str, profile: str, seed: int, parameters: dict[str, Any]) -> None:
         self.name = name
@@ -58,8 +67,7 @@ class Chapter:
         self._figures: dict[str, dict[str, Any]] = {}
         source = paths.notebook(name)
         head, dirty = commit()
-        # by hand there may be no notebook
-        self._source_hash = source_hash(source, device) if source.is_file() else None
+        self._source_hash = source_hash(source, device) if source.is_file() else None  # by hand there may be none
         self._reads_before = len(_reads)
         self._provenance: dict[str, Any] = {
             "device_name": device_name(device),
@@ -93,10 +101,17 @@ class Chapter:
         spread: str = "none",
         n: int = 1,
     ) -> Any:
-        """Records a number, bool or text under `key` and writes the file; returns the value (numbers as float).
+        """Records one result, writes the chapter's file and returns the value, numbers as float.
 
-        low, high: the interval that `spread` names: "quartiles" of n repeats, "ci95" over n seeds, the full "range".
-        None as value says that it was not measured here.
+        Args:
+            key: name of the result: a-z, 0-9 and _ . / -.
+            value: a number, bool or text; None says that it was not measured here.
+            unit: unit of the value; "1" (default) means none.
+            low, high: ends of the interval; None (default) means no interval.
+            spread: what the interval is: "none" (default), "quartiles" of repeats, "ci95" over seeds, or full "range".
+            n: number of repeats or seeds; 1 by default.
+        Raises:
+            ValueError: for a bad key, NaN or infinity, or an interval without both ends and a name.
         """
         if not isinstance(key, str) or not _KEY.fullmatch(key):
             raise ValueError(f"key={key!r}: accepted are a-z, 0-9 and _ . / -")
@@ -119,7 +134,12 @@ class Chapter:
         return value if value is None or isinstance(value, (bool, str)) else float(value)
 
     def record_samples(self, key: str, samples: Iterable[float], unit: str = "1") -> float:
-        """Records the median of repeats with their quartiles and number; returns the median."""
+        """Records the median of repeats, with their quartiles and number, and returns the median.
+
+        Args:
+            key, unit: as in ``record``.
+            samples: the repeats, as numbers; an array or a tensor is accepted.
+        """
         values = [number(key, value) for value in (samples.tolist() if hasattr(samples, "tolist") else samples)]
         low, median, high = quartiles(values)
         if len(values) == 1:
@@ -140,9 +160,10 @@ class Chapter:
         return {"path": path, "sha256": hashlib.sha256(data).hexdigest()}
 
     def table(self, name: str, frame: Any, caption: str) -> display.Table:
-        """Keeps a pandas DataFrame as CSV and returns it as something that shows itself.
+        """Keeps a pandas DataFrame as CSV and returns it as something that shows itself in a notebook.
 
-        Missing values read "not measured". The index is kept when it is named or more than row numbers.
+        Missing values read "not measured". The index is kept when it is named or more than row numbers. ``name`` and
+        ``caption`` are the table's, ``frame`` is the DataFrame. An empty caption raises ``ValueError``.
         """
         if not caption.strip():
             raise ValueError(f"caption={caption!r}: a table needs a caption")
@@ -160,15 +181,15 @@ class Chapter:
         """Keeps a Matplotlib figure as PNG, shows it once with its alt text and caption, and closes it.
 
         What it plots is kept as a CSV table of the name "figure-<name>". What a reader could not read in it, small type
-        and labels that overlap, stands with it as `problems`; a test holds that there are none.
+        and labels that overlap, is kept as its ``problems``; a test fails if there are any. ``fig`` is the Matplotlib
+        figure. An empty ``alt`` or ``caption`` raises ``ValueError``.
         """
         if not alt.strip():
             raise ValueError(f"alt={alt!r}: a figure needs a text that says what it shows")
         if not caption.strip():
             raise ValueError(f"caption={caption!r}: a figure needs a caption")
         buffer = io.BytesIO()
-        # Without version and date: the same figure gives the same bytes.
-        fig.savefig(buffer, format="png", dpi=display.DPI, metadata={"Software": None})
+        fig.savefig(buffer, format="png", dpi=display.DPI, metadata={"Software": None})  # same figure, same bytes
         png = buffer.getvalue()
         kept = self._keep("figures", name, ".png", png)
         self._figures[name] = {**kept, "alt": alt, "caption": caption, "problems": figures.problems(fig)}
@@ -183,10 +204,14 @@ class Chapter:
         display.show({"text/html": text, "text/plain": f"[figure: {alt}]"})
 
     def piece(self, name: str, compute: Callable[[], Any]) -> Any:
-        """`compute()`, or what it gave before a kill, if source, seed, parameters, versions and device are the same.
+        """Returns ``compute()``, or what it gave before a kill if nothing that it depends on has changed.
 
-        Values are tensors, numbers, texts, None, and lists, tuples and dicts of these; others raise. `compute` must
-        seed its own generators: a piece that is taken over draws nothing. The runner drops a finished chapter's pieces.
+        That is source, seed, parameters, versions and device. The runner drops a finished chapter's pieces.
+
+        Args:
+            name: name of the piece: a-z, 0-9, _ and -; each piece of a chapter needs its own, else ``ValueError``.
+            compute: returns tensors, numbers, texts, None, or lists, tuples and dicts of these, else ``TypeError``. It
+                must seed its own generators, because a kept piece draws nothing.
         """
         import torch
 
@@ -210,8 +235,7 @@ class Chapter:
         torch.save({"key": key, "value": value, "wall_s": time.perf_counter() - start}, buffer)
         buffer.seek(0)
         try:
-            # What goes on is what a resumed run would load, so that both see the same.
-            value = torch.load(buffer, weights_only=True)["value"]
+            value = torch.load(buffer, weights_only=True)["value"]  # what a resumed run would load
         except Exception as error:
             raise TypeError(
                 f"piece {name!r}: this {type(value).__name__} holds more than tensors, numbers, texts, lists and dicts "
@@ -223,10 +247,11 @@ class Chapter:
     def outcomes(
         self, function: Callable[..., Any], tasks: Sequence[dict[str, Any]], jobs: int | None = None
     ) -> list[Any]:
-        """``function(task, device=...)`` of every task, kept as ``tq.book.record.tasks`` says: longer than pieces.
+        """Returns ``function(task, device=...)`` of every task, each kept as soon as it is done, longer than a piece.
 
         The recording names the runs that it rests on, the devices they were made on, and those among them that an
-        earlier commit made.
+        earlier commit made. ``tasks`` are dicts of JSON values; ``jobs`` of them run at a time, by default one per core
+        on a CPU and one on a GPU. ``tq.book.record.tasks`` says when a kept result counts.
         """
         from tq.book.record.tasks import files, outcomes, read
 
@@ -251,9 +276,22 @@ def chapter(
     seed: int = 0,
     parameters: Mapping[str, Any] | None = None,
 ) -> Chapter:
-    """Opens the recorder of a chapter, with no results yet; the old file stays until the first is recorded.
+    """Opens the recorder of a chapter. It has no results yet; the old file stays until the first is recorded.
 
-    parameters: what else decides the results, as JSON values; kept with them.
+    Args:
+        name: name of the chapter: a-z, 0-9, _ and -.
+        device: "cpu", "cuda" or "auto" (default), which takes the GPU if there is one.
+        profile: "quick" (default) or "full".
+        seed: seed of the chapter's random numbers, kept with the results; 0 by default.
+        parameters: what else decides the results, as JSON values, kept with them; None (default) means nothing.
+    Returns:
+        A ``Chapter`` that writes to ``_build/`` of the book's tree.
+    Raises:
+        TypeError, ValueError: for a seed that is no int, a bad name, an unknown profile, or a device that is not there.
+    Example:
+        >>> from tq.book import results
+        >>> results.chapter("example", device="cpu").profile
+        'quick'
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ValueError(f"name={name!r}: a chapter's name consists of a-z, 0-9, _ and -")
@@ -281,7 +319,21 @@ def record(
     spread: str = "none",
     n: int = 1,
 ) -> Any:
-    """Records one result by hand; all that one process records for a chapter lands in one file."""
+    """Records one result by hand. All that one process records for a chapter goes to one file.
+
+    Args:
+        chapter_name: name of the chapter.
+        key, value, unit, low, high, spread, n: as in ``Chapter.record``.
+        device, profile: as in ``chapter``.
+    Returns:
+        The value, numbers as float.
+    Raises:
+        ValueError: as ``Chapter.record`` and ``chapter``.
+    Example:
+        >>> from tq.book import results
+        >>> results.record("example", "speed", 12, unit="GB/s", device="cpu")
+        12.0
+    """
     view = (chapter_name, resolve_device(device), profile)
     if view not in _BY_HAND:
         _BY_HAND[view] = chapter(chapter_name, device=view[1], profile=profile)
@@ -289,9 +341,24 @@ def record(
 
 
 def load(chapter: str, device: str = "cpu", profile: str = "full", fresh: bool = False) -> dict[str, Any] | None:
-    """A chapter's results file, committed (`data/`) or fresh (`_build/`); None where there is none.
+    """Reads a chapter's results file.
 
     A chapter that is recorded in the same process notes what it has read, and is stale when that is recorded anew.
+
+    Args:
+        chapter: name of the chapter.
+        device: "cpu" (default) or "cuda".
+        profile: "quick" or "full" (default).
+        fresh: whether to read what was just run (``_build/``) instead of what is committed (``data/``, default).
+    Returns:
+        A dict of "results", "tables", "figures" and their provenance; None if there is no such file.
+    Raises:
+        ValueError: for an unknown device or profile, or a damaged file.
+    Example:
+        >>> from tq.book import results
+        >>> _ = results.record("example", "error", 0.0094, device="cpu")
+        >>> results.load("example", profile="quick", fresh=True)["results"]["error"]["value"]
+        0.0094
     """
     if not fresh:
         view = f"{device}/{profile}/{chapter}"
@@ -306,7 +373,21 @@ def _load(chapter: str, device: str, profile: str, fresh: bool = False) -> dict[
 
 
 def value(chapter: str, key: str, device: str = "cpu", profile: str = "full", fresh: bool = False) -> Any:
-    """One recorded value; None if it was not measured on that device; a key that a file lacks raises KeyError."""
+    """Reads one recorded value.
+
+    Args:
+        chapter, device, profile, fresh: as in ``load``.
+        key: name of the result.
+    Returns:
+        The value, in the unit in which it was recorded; None if it was not measured on that device.
+    Raises:
+        KeyError: if the file has no such result.
+    Example:
+        >>> from tq.book import results
+        >>> _ = results.record("example", "error", 0.0094, device="cpu")
+        >>> results.value("example", "error", profile="quick", fresh=True)
+        0.0094
+    """
     found = load(chapter, device, profile, fresh)
     if found is None:
         return None
@@ -316,15 +397,37 @@ def value(chapter: str, key: str, device: str = "cpu", profile: str = "full", fr
 
 
 def show(value: Any, format: str = "") -> str:
-    """The value in a format specification such as ".3g"; None reads "not measured"."""
+    """Formats a value for prose; None reads "not measured".
+
+    Args:
+        value: a number, bool or text, or None.
+        format: a format specification such as ".3g"; empty by default.
+    Returns:
+        The text.
+    Example:
+        >>> from tq.book import results
+        >>> results.show(0.0094, ".2%"), results.show(None)
+        ('0.94%', 'not measured')
+    """
     return "not measured" if value is None else f"{value:{format}}"
 
 
 def beside(chapter: str, keys: Iterable[str], profile: str = "full", format: str = ".4g") -> display.Table:
-    """The committed values of some results, a row a key and a column a device, with their intervals.
+    """A table of committed results with their intervals: one row per key, one column per device.
 
-    "not measured" where a device has no recording of the chapter, or its recording lacks the key. The book makes this
-    table anew whenever it is built, so it shows what is recorded then.
+    A cell reads "not measured" if the device has no recording of the chapter, or its recording lacks the key. The book
+    makes this table anew whenever it is built, so it shows what is recorded then.
+
+    Args:
+        chapter, keys: names of the chapter and of the results.
+        profile: "quick" or "full" (default).
+        format: format specification of numbers; ".4g" by default.
+    Returns:
+        A table that shows itself in a notebook; ``frame`` holds it as a pandas DataFrame.
+    Example:
+        >>> from tq.book import results
+        >>> results.beside("no-such-chapter", ["error"]).frame.loc["error", "cpu, full"]
+        'not measured'
     """
     import pandas as pd
 

@@ -29,15 +29,27 @@ SPLITS = ("train", "valid")
 
 @dataclass(frozen=True, eq=False)
 class Corpus:
-    """Two disjoint splits of one text as tokens.
+    """Two disjoint splits of one text as tokens. ``load`` makes it.
 
     Attributes:
-        name: the source.
+        name: name of the source.
         tokenizer: "bytes" or "bpe".
         vocab: number of tokens that may occur (256 for bytes).
-        train, valid: 1-D tokens, uint8, uint16 or int32 (the smallest that holds ``vocab``).
-        sha256: of the raw bytes, training split first, then the held-out one.
-        train_bytes, valid_bytes: raw bytes behind each split.
+        train: tokens of the training split, [tokens], in uint8, uint16 or int32 (the smallest that holds ``vocab``).
+        valid: tokens of the held-out split, likewise.
+        sha256: digest of the raw bytes, training split first, then the held-out one, as hexadecimal digits.
+        train_bytes: raw bytes of the training split.
+        valid_bytes: raw bytes of the held-out split.
+        bpe: the ``tokenizers.Tokenizer``; None (default) for bytes.
+
+    Example:
+        >>> from tq.train.model import load
+        >>> corpus = load("stdlib", max_bytes=200_000)
+        >>> ids, targets = corpus.batch(step=0, batch=2, seq=8, seed=0)
+        >>> tuple(ids.shape), bool((ids[:, 1:] == targets[:, :-1]).all())
+        ((2, 8), True)
+        >>> corpus.decode(corpus.encode("def f"))
+        'def f'
     """
 
     name: str
@@ -51,6 +63,7 @@ class Corpus:
     bpe: Any = field(default=None, repr=False)  # tokenizers.Tokenizer
 
     def split(self, name: str) -> Tensor:
+        """Tokens of the split ``name``, "train" or "valid"; another name raises ``ValueError``."""
         if name not in SPLITS:
             raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {name!r}")
         return self.train if name == "train" else self.valid
@@ -68,8 +81,19 @@ class Corpus:
         Neither earlier calls nor any generator matter, and row r is the same at every batch size. A window may span
         two documents of its split, never two splits.
 
+        Args:
+            step: number of the training step.
+            batch: windows to draw.
+            seq: tokens per window.
+            seed: seed of the data order.
+            split: "train" (default) or "valid".
+            device: where the tensors go; "cpu" by default.
+
         Returns:
             ``(ids, targets)``, int64 [batch, seq] on ``device``; targets are ids one position later.
+
+        Raises:
+            ValueError: if ``batch`` or ``seq`` is not positive, or the split is shorter than a window.
         """
         tokens = self.split(split)
         if batch < 1 or seq < 1:
@@ -90,7 +114,7 @@ class Corpus:
         return torch.from_numpy(ids.astype(_dtype(self.vocab)))
 
     def decode(self, ids: Tensor | Sequence[int]) -> str:
-        """Text of tokens; a character cut at either end shows as U+FFFD."""
+        """Text of the tokens ``ids``; a character cut at either end shows as U+FFFD."""
         numbers = ids.tolist() if isinstance(ids, Tensor) else list(ids)
         if self.bpe is None:
             return bytes(numbers).decode("utf-8", errors="replace")
@@ -98,9 +122,26 @@ class Corpus:
 
 
 def bits_per_byte(loss_nats_per_token: float, corpus: Corpus, split: str = "valid") -> float:
-    """Loss in bits per raw byte of text: comparable between tokenizers.
+    """Converts a loss to bits per raw byte of text, which is comparable between tokenizers.
 
-    ``loss / ln 2 * tokens / bytes`` of the split on which the loss was measured.
+    It is ``loss / ln 2 * tokens / bytes`` of the split on which the loss was measured.
+
+    Args:
+        loss_nats_per_token: mean loss in nats per token.
+        corpus: the corpus on which it was measured.
+        split: the split on which it was measured: "valid" (default) or "train".
+
+    Returns:
+        Bits per byte.
+
+    Raises:
+        ValueError: if there is no such split.
+
+    Example:
+        >>> from tq.train.model import bits_per_byte, load
+        >>> corpus = load("stdlib", max_bytes=200_000)  # one token per byte
+        >>> round(bits_per_byte(2.0, corpus), 3)
+        2.885
     """
     nbytes = corpus.train_bytes if split == "train" else corpus.valid_bytes
     return loss_nats_per_token / math.log(2) * len(corpus.split(split)) / nbytes
@@ -116,23 +157,37 @@ def load(
     download: bool = False,
     cache: str | os.PathLike[str] | None = None,
 ) -> Corpus:
-    """A corpus by name.
+    """Loads a corpus by name.
 
-    "stdlib" depends on the Python version (``sha256`` tells); the other sources are the same bytes everywhere.
+    "stdlib" depends on the Python version (its ``sha256`` tells); the other sources are the same bytes everywhere:
+    Tiny Shakespeare (Karpathy 2015) and WikiText-2, raw (Merity et al. 2016).
 
-    Arguments:
-        name: "stdlib" (offline), "tiny-shakespeare" or "wikitext-2".
-        tokenizer: "bytes" (vocabulary 256) or "bpe" (byte-level, trained on the training split only).
-        vocab: vocabulary of the BPE, 256 to 65536; a short text may yield fewer merges. Ignored for bytes.
-        max_bytes: keep at most so much raw text: whole files of "stdlib", leading lines (of the training split)
-            elsewhere; None keeps all.
-        path: local copy of the pinned file of "tiny-shakespeare" (input.txt) or "wikitext-2" (the zip archive).
-        download: allow the network, for a pinned file that is neither given nor cached.
-        cache: folder of downloads and tokenizers; default the environment's TQ_CACHE, else ~/.cache/tq-book.
+    Args:
+        name: "stdlib" (default, offline: the sources of Python's own library), "tiny-shakespeare" or "wikitext-2".
+        tokenizer: "bytes" (default, vocabulary 256) or "bpe" (byte-level, trained on the training split only).
+        vocab: vocabulary of the BPE, 256 to 65536; 1024 by default. A short text may yield fewer merges. Ignored for
+            bytes.
+        max_bytes: largest raw text: whole files of "stdlib", leading lines (of the training split) elsewhere; None
+            (default) keeps all.
+        path: local copy of the pinned file of "tiny-shakespeare" (input.txt) or "wikitext-2" (the zip archive); None
+            by default.
+        download: whether a pinned file that is neither given nor cached may be downloaded; False by default.
+        cache: folder of downloads and tokenizers; None (default) means the environment's TQ_CACHE, else
+            ~/.cache/tq-book.
+
+    Returns:
+        A ``Corpus``.
 
     Raises:
-        ValueError: an unknown name, or content whose size or SHA-256 is not the pinned one.
-        FileNotFoundError: the file is neither given nor cached, and ``download`` is False.
+        ValueError: for an unknown name, a bad option, or content whose size or SHA-256 is not the pinned one.
+        FileNotFoundError: if the file is neither given nor cached, and ``download`` is False.
+        ImportError: if ``tokenizer`` is "bpe" and the package tokenizers is not installed.
+
+    Example:
+        >>> from tq.train.model import load
+        >>> corpus = load("stdlib", max_bytes=200_000)
+        >>> corpus.vocab, corpus.bytes_per_token, corpus.train_bytes > corpus.valid_bytes
+        (256, 1.0, True)
     """
     if name not in NAMES:
         raise ValueError(f"name must be one of {', '.join(NAMES)} (or use text_file(path)), got {name!r}")

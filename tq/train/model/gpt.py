@@ -21,17 +21,32 @@ ACTIVATIONS = ("gelu", "relu2", "swiglu")
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """Shape of a GPT; a bad combination raises ``ValueError`` at construction.
+    """Shape of a GPT.
 
-    Arguments:
-        layers, hidden, heads, vocab, seq: number of blocks, width C, query heads H, tokens V, longest sequence.
-        kv_heads: key/value heads (grouped-query attention); None means ``heads``.
-        ffn: width F of the feed-forward layer; None means 4C, or for "swiglu" 8C/3 rounded up to a multiple of 64.
-        activation: "gelu" (tanh form, as GPT-2), "relu2" (Primer, So et al. 2021) or "swiglu" (Shazeer 2020).
-        tie_embeddings: the output head is the transposed input embedding.
-        rope_theta: base of the rotary frequencies (Su et al. 2021).
-        qk_norm: RMS-normalise queries and keys before the rotation (without learned gain).
-        norm_eps: epsilon of every RMSNorm.
+    Attributes:
+        layers: number of blocks.
+        hidden: width C of the hidden states, ``heads`` times an even head size.
+        heads: query heads H.
+        vocab: tokens V in the vocabulary.
+        seq: longest sequence, in tokens.
+        kv_heads: key/value heads (grouped-query attention), a divisor of ``heads``; None (default) means ``heads``.
+        ffn: width F of the feed-forward layer; None (default) means 4C, or for "swiglu" 8C/3 rounded up to a multiple
+            of 64.
+        activation: "gelu" (default; tanh form, as GPT-2), "relu2" (Primer, So et al. 2021) or "swiglu" (Shazeer 2020).
+        tie_embeddings: whether the output head is the transposed input embedding; True by default.
+        rope_theta: base of the rotary frequencies (Su et al. 2021); 10000 by default.
+        qk_norm: whether queries and keys are RMS-normalised before the rotation, without learned gain; False by
+            default.
+        norm_eps: epsilon of every RMSNorm; 1e-6 by default.
+
+    Raises:
+        ValueError: if a field is out of range, or the fields do not fit together.
+
+    Example:
+        >>> from tq.train.model import GPTConfig
+        >>> config = GPTConfig(layers=2, hidden=64, heads=4, vocab=256, seq=128)
+        >>> config.head_size, config.ffn_width, config.num_parameters
+        (16, 256, 115008)
     """
 
     layers: int
@@ -70,6 +85,7 @@ class GPTConfig:
 
     @property
     def head_size(self) -> int:
+        """Width D of one head."""
         return self.hidden // self.heads
 
     @property
@@ -95,17 +111,24 @@ class GPTConfig:
     def flops_per_token(self, seq: int | None = None) -> int:
         """Floating-point operations of one training step (forward and backward) per token.
 
-        ``6 N + 12 L H D T`` (Chowdhery et al. 2022, PaLM, appendix B): N the parameters that multiply (an untied
-        input embedding is a look-up and does not count), T = ``seq`` or the configured length. The causal mask's
-        half of the attention is not subtracted, as is usual.
+        ``6 N + 12 L H D T`` (Chowdhery et al. 2022, PaLM, appendix B). N counts the parameters that multiply: an untied
+        input embedding is a look-up and does not count. The causal mask's half of the attention is not subtracted, as
+        is usual.
+
+        Args:
+            seq: length T of the sequences in tokens; None (default) means the configured one.
+
+        Returns:
+            FLOPs per token; a multiply-add counts as 2.
         """
         length = self.seq if seq is None else seq
         lookup = 0 if self.tie_embeddings else self.vocab * self.hidden
         return 6 * (self.num_parameters - lookup) + 12 * self.layers * self.hidden * length
 
 
-# The GPT-2 shapes follow Radford et al. 2019, the largest Brown et al. 2020 ("XL"), with the vocabulary padded from
-# 50257 to a multiple of 128.
+#: Named shapes, as ``GPTConfig``: "tiny", "1m", "5m", "8m", "gpt2-124m", "gpt2-355m" and "gpt3-1.3b". The GPT-2 shapes
+#: follow Radford et al. 2019, the largest Brown et al. 2020 ("XL"), with the vocabulary padded from 50257 to a multiple
+#: of 128.
 PRESETS = {
     "tiny": GPTConfig(layers=2, hidden=128, heads=4, vocab=256, seq=128),
     "1m": GPTConfig(layers=5, hidden=128, heads=4, vocab=256, seq=128),
@@ -219,10 +242,23 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """The model. ``GPT(config, seed)`` draws the same bits for the same seed on every device (drawn on the CPU).
+    """The book's model, a decoder-only transformer: RMSNorm, rotary positions, causal attention, no biases or dropout.
 
     Initialisation follows GPT-2: normal with standard deviation 0.02, the two projections that write into the
     residual stream divided by ``sqrt(2 * layers)``, norms at one.
+
+    Args:
+        config: shape of the model.
+        seed: seed of the weights; 0 by default. They are drawn on the CPU, so a seed gives the same bits on every
+            device, and the global generators stay as they are.
+
+    Example:
+        >>> import torch
+        >>> from tq.train.model import GPT, GPTConfig
+        >>> model = GPT(GPTConfig(layers=1, hidden=16, heads=2, vocab=256, seq=32), seed=0)
+        >>> logits, loss = model(torch.zeros(2, 8, dtype=torch.int64))
+        >>> tuple(logits.shape), loss
+        ((2, 8, 256), None)
     """
 
     cos: Tensor
@@ -256,12 +292,15 @@ class GPT(nn.Module):
     def forward(self, ids: Tensor, targets: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """Logits [B, T, V] of the next token after each position and, given targets, the mean loss.
 
-        Arguments:
+        Args:
             ids: integer tokens [B, T], T at most ``config.seq``.
-            targets: int64 tokens [B, T]; -100 marks a position that does not count.
+            targets: int64 tokens [B, T], where -100 marks a position that does not count; None (default) means no loss.
 
         Returns:
             ``(logits, loss)``; the loss is the cross-entropy in nats per token (float32), None without targets.
+
+        Raises:
+            ValueError: if ``ids`` have another shape.
         """
         if ids.ndim != 2 or ids.shape[1] > self.config.seq:
             raise ValueError(f"ids must be [batch, positions <= {self.config.seq}], got shape {tuple(ids.shape)}")
@@ -278,7 +317,9 @@ class GPT(nn.Module):
 
     @property
     def num_parameters(self) -> int:
+        """Trainable parameters; a tied embedding is counted once."""
         return self.config.num_parameters
 
     def flops_per_token(self, seq: int | None = None) -> int:
+        """FLOPs of one training step per token for sequences of ``seq`` tokens, as ``GPTConfig.flops_per_token``."""
         return self.config.flops_per_token(seq)

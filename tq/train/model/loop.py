@@ -33,20 +33,31 @@ EVALUATION_SEED = 0  # the same held-out windows for every run: losses of differ
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """One run; a bad value raises ``ValueError`` at construction.
+    """Settings of one training run.
 
-    Arguments:
-        steps: length of the run, which is also the length of the schedule.
-        batch: sequences a step.
-        accumulate: micro-batches that a step's batch is cut into; their gradients are added up. Divides ``batch``.
-        seq: positions a sequence; None means the model's longest.
-        lr: peak learning rate, reached after ``warmup`` steps of linear rise, then a cosine down to ``final_lr * lr``.
-        warmup: None means a tenth of the steps.
-        betas, eps, weight_decay: of AdamW; decay acts on matrices only.
-        grad_clip: largest global norm of the gradient; None does not clip.
-        seed: of the data order (the model has its own).
-        autocast: torch.bfloat16; torch.float16, with a loss scale that adapts; or None for plain float32.
-        compile: run the model through ``torch.compile``.
+    Attributes:
+        steps: length of the run and of the learning rate schedule, in steps.
+        batch: sequences per step; 16 by default.
+        seq: tokens per sequence; None (default) means the model's longest.
+        lr: peak learning rate, 1e-3 by default; it rises linearly, then falls as a cosine to ``final_lr * lr``.
+        warmup: steps of linear rise; None (default) means a tenth of ``steps``.
+        final_lr: last learning rate as a share of ``lr``; 0.1 by default.
+        betas: decay rates of AdamW's moments; (0.9, 0.95) by default.
+        eps: epsilon of AdamW; 1e-8 by default.
+        weight_decay: decay of AdamW, on matrices only; 0.1 by default.
+        grad_clip: largest global norm of the gradient, 1 by default; None does not clip.
+        seed: seed of the data order, 0 by default (the model has its own).
+        autocast: torch.bfloat16, torch.float16 (with a loss scale that adapts), or None (default) for float32.
+        accumulate: micro-batches per step, whose gradients are added up; a divisor of ``batch``, 1 by default.
+        compile: whether the model runs through ``torch.compile``; False by default.
+
+    Raises:
+        ValueError: if a field is out of range or of the wrong type.
+
+    Example:
+        >>> from tq.train.model import TrainConfig
+        >>> TrainConfig(steps=100, batch=8).warmup_steps
+        10
     """
 
     steps: int
@@ -116,7 +127,20 @@ def learning_rate(step: int, config: TrainConfig) -> float:
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Two groups for AdamW: matrices (embeddings too) with decay, vectors such as norm gains without."""
+    """Parameter groups for AdamW: matrices (embeddings too) with weight decay, vectors such as norm gains without.
+
+    Args:
+        model: the model; parameters that need no gradient are left out.
+        weight_decay: decay of the first group.
+
+    Returns:
+        Two dicts with "params" and "weight_decay", as ``torch.optim.AdamW`` takes them.
+
+    Example:
+        >>> from tq.train.model import GPT, PRESETS, parameter_groups
+        >>> [(len(group["params"]), group["weight_decay"]) for group in parameter_groups(GPT(PRESETS["tiny"]), 0.1)]
+        [(13, 0.1), (5, 0.0)]
+    """
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return [
         {"params": [p for p in trainable if p.ndim >= 2], "weight_decay": weight_decay},
@@ -125,18 +149,30 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
 
 
 class Trainer:
-    """One model, one corpus, one device.
+    """Trains one model on one corpus on one device.
 
-    Arguments:
-        model: moved to ``device``.
-        corpus: its vocabulary must fit the model's.
-        config: the run.
-        device: "cpu", "cuda", ...
-        optimizer: makes the optimizer from parameter groups; None means PyTorch's fused AdamW. The schedule sets the
-            groups' "lr" before every step.
+    Args:
+        model: the model; it is moved to ``device``.
+        corpus: the corpus; its vocabulary must fit the model's.
+        config: settings of the run.
+        device: "cpu" (default), "cuda", ...
+        optimizer: makes the optimizer from parameter groups; None (default) means PyTorch's fused AdamW. The schedule
+            sets the groups' "lr" before every step.
 
-    ``losses`` holds the training loss of every finished step, in nats per token; ``skipped`` counts the steps whose
-    float16 gradient overflowed, which changed nothing but the loss scale.
+    Attributes:
+        losses: training loss of every finished step, in nats per token.
+        skipped: number of steps whose float16 gradient overflowed, which changed nothing but the loss scale.
+
+    Raises:
+        ValueError: if the corpus has more tokens than the model, or sequences are longer than the model's.
+
+    Example:
+        >>> from tq.train.model import GPT, GPTConfig, TrainConfig, Trainer, load
+        >>> model = GPT(GPTConfig(layers=1, hidden=16, heads=2, vocab=256, seq=16))
+        >>> trainer = Trainer(model, load("stdlib", max_bytes=200_000), TrainConfig(steps=3, batch=2))
+        >>> losses = trainer.train(progress=False)
+        >>> len(losses), trainer.steps_done, trainer.tokens_per_step
+        (3, 3, 32)
     """
 
     def __init__(
@@ -168,14 +204,25 @@ class Trainer:
 
     @property
     def steps_done(self) -> int:
+        """Finished steps."""
         return len(self.losses)
 
     @property
     def tokens_per_step(self) -> int:
+        """Tokens per step."""
         return self.config.batch * self.seq
 
     def loss(self, step: int, split: str = "train", seed: int | None = None) -> Tensor:
-        """Loss (with its graph) on the batch of ``step``, under the run's autocast."""
+        """Mean loss with its graph, under the run's autocast.
+
+        Args:
+            step: number of the batch.
+            split: "train" (default) or "valid".
+            seed: seed of the data order; None (default) means the run's.
+
+        Returns:
+            The loss in nats per token, as a scalar tensor.
+        """
         return self._loss_of(self.forward, *self._batch(step, split, seed))
 
     def _batch(self, step: int, split: str = "train", seed: int | None = None) -> tuple[Tensor, Tensor]:
@@ -215,7 +262,10 @@ class Trainer:
             group["lr"] = learning_rate(self.steps_done, self.config)
 
     def step(self) -> float:
-        """One update; returns the loss before it. A non-finite loss or gradient raises, with no state changed."""
+        """Makes one update and returns the loss before it, in nats per token.
+
+        A loss or gradient that is not finite raises ``FloatingPointError``, with no state changed.
+        """
         self.optimizer.zero_grad(set_to_none=True)
         value = self._backward(self.forward, *self._batch(self.steps_done))
         self.scaler.unscale_(self.optimizer)
@@ -227,9 +277,14 @@ class Trainer:
         return value
 
     def train(self, until: int | None = None, progress: bool = True) -> list[float]:
-        """Steps until ``until`` are done (default and at most ``config.steps``); returns their losses.
+        """Trains until a number of steps is done.
 
-        ``progress`` draws a plain tqdm bar with the loss and tokens per second.
+        Args:
+            until: that number, at most ``config.steps``, which None (default) means.
+            progress: whether to draw a plain tqdm bar with the loss and tokens per second; True by default.
+
+        Returns:
+            The losses of the new steps, in nats per token.
         """
         goal = self.config.steps if until is None else until
         if not 0 <= goal <= self.config.steps:
@@ -254,7 +309,15 @@ class Trainer:
 
     @torch.no_grad()
     def evaluate(self, batches: int = 8, split: str = "valid") -> float:
-        """Mean loss in nats per token over ``batches`` fixed batches of a split, the same for every seed."""
+        """Mean loss over fixed batches of a split, the same for every seed.
+
+        Args:
+            batches: number of batches; 8 by default.
+            split: "valid" (default) or "train".
+
+        Returns:
+            The loss in nats per token.
+        """
         if batches < 1:
             raise ValueError(f"batches must be positive, got {batches!r}")
         training = self.model.training
@@ -280,7 +343,10 @@ class Trainer:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue another trainer's run. Another configuration, model shape or corpus raises ``ValueError``."""
+        """Continues another trainer's run from its ``state``.
+
+        Another configuration, model shape or corpus raises ``ValueError``.
+        """
         if not isinstance(state, dict):
             raise ValueError(f"not a trainer state but {type(state).__name__}")
         missing = {"format", "run", "model", "optimizer", "scaler", "skipped", "losses"} - set(state)
@@ -309,7 +375,7 @@ class Trainer:
         self.losses = state["losses"].tolist()
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write ``state_dict`` and its digest whole or not at all: an interrupted save leaves the previous file."""
+        """Writes ``state_dict`` to the file ``path``, whole or not at all: an interrupted save leaves the old file."""
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         part = target.with_name(f"{target.name}.{os.getpid()}.part")
@@ -324,7 +390,7 @@ class Trainer:
             part.unlink(missing_ok=True)
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """``load_state_dict`` from a file; nothing in it is executed. A damaged file raises ``ValueError``."""
+        """Reads the state from the file ``path``; nothing in it is executed. A damaged one raises ``ValueError``."""
         content = io.BytesIO(Path(path).read_bytes())
         try:
             state = torch.load(content, map_location="cpu", weights_only=True)

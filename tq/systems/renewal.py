@@ -63,7 +63,7 @@ def waste(interval_s: float, write_s: float, mtbf_s: float, restart_s: float = 0
     terms = int(_last(mtbf_s, shape) / cycle) + 1
     if terms > TERMS:
         raise ValueError(f"interval_s={interval_s:g} is too short against mtbf_s={mtbf_s:g} at shape={shape:g}")
-    ends = restart_s + cycle * np.arange(1, terms + 1)
+    ends = restart_s + cycle * np.arange(1, terms + 1, dtype=np.float64)
     return float(1 - interval_s * _survival(ends, mtbf_s, shape).sum() / mtbf_s)
 
 

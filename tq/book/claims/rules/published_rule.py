@@ -31,8 +31,8 @@ def _failure_rule(kind: str, what: str, change: str) -> Rule:
         )
         text = (
             f"Measured: 4-bit gradients {what} feedback end {published:+.3f} nats from fp32 with the published scale "
-            f"({published_own:+.3f} at their own learning rate). With one scale per block they end {gap:+.3f} nats "
-            f"({own:+.3f}) from it, at a million parameters after 150 steps."
+            f"({published_own:+.3f} at the best rate tried). With one scale per block they end {gap:+.3f} nats "
+            f"({own:+.3f}) from it, at a million parameters after 150 steps on other data."
         )
         return found(claim, checks, text, change, "medium")
 
@@ -41,36 +41,36 @@ def _failure_rule(kind: str, what: str, change: str) -> Rule:
 
 def avoided_failure(claim: Claim, results: Results) -> Finding:
     """Error feedback of 4-bit gradients fails under AdamW with one scale per block, and the published scheme does not
-    fail from the first step on. A failure under the published scale, or at one or two bits, counts in part."""
+    fail from the first step on. In part: under the published scale, momentum feedback with a shared second moment ends
+    below gradient feedback."""
     gap, own, low = _least(results, "feedback/gradient-ef-4-bits")
     scheme, scheme_own, _ = _least(results, f"first-step/{WHOLE}")
+    bare = results(CHAPTER, "feedback/published-gradient-ef-4-bits/gap")
+    shared = results(CHAPTER, "first-step/scale-of-a-tensor-mean-v-feedback/gap")
     checks = [
         compare("nats above fp32 by feedback at 4 bits, one scale per block, lower end", low, FAILS),
         compare("nats of the published scheme above fp32, from the first step", min(scheme, scheme_own), most=FAILS),
+        in_part(compare("nats of momentum feedback with a shared second moment above fp32", shared, most=bare)),
     ]
-    for bits in (4, 2, 1):
-        fed = _least(results, f"feedback/published-gradient-ef-{bits}-bits")[2]
-        what = f"the same under the published scale at {bits} bit{'s' * (bits > 1)}, lower end"
-        checks.append(in_part(compare(what, fed, FAILS)))
-    bare = results(CHAPTER, "feedback/published-gradient-ef-4-bits/gap")
     text = (
-        f"Measured: 4-bit gradients with feedback end {gap:+.3f} nats from fp32 with one scale per block and "
-        f"{bare:+.3f} with the published scale. The published scheme itself ends {scheme:+.3f} nats from fp32 "
-        f"({scheme_own:+.3f} at its own learning rate)."
+        f"Measured: 4-bit gradients with feedback end {gap:+.3f} nats from fp32 with one scale per block, {bare:+.3f} "
+        f"with the published one. The published scheme ends {scheme:+.3f} from it; with a shared second moment it ends "
+        f"{shared:+.3f}."
     )
     change = "The authors' code, or a run in which feedback fails with one scale per block."
     return found(claim, checks, text, change, "medium")
 
 
 def no_v_communication(claim: Claim, results: Results) -> Finding:
-    """Not required if the replicas stay together; in part if they part but the loss does not suffer."""
-    drift = results(CHAPTER, f"{START}/{WHOLE}/drift")
-    local, own, _ = _least(results, f"{START}/{WHOLE}")
+    """Not required if replicas that divide by their own v stay together; in part if another way needs no message for v
+    and the loss stays within a hundredth of a nat."""
+    drift = results(CHAPTER, f"{START}/{WHOLE}/distance")
+    local = results(CHAPTER, f"{START}/{WHOLE}/gap")
     shared = results(CHAPTER, f"{START}/scale-of-a-tensor-mean-v-feedback/gap")
-    averaged = results(CHAPTER, "added/after-a-start/gap")
+    averaged = results(CHAPTER, "added/after-50-steps-in-fp32/gap")
     checks: tuple[Check, ...] = (
         compare("relative distance of the replicas", drift, most=1e-3),
-        in_part(compare("nats from fp32", min(local, own), most=SAME)),
+        in_part(compare("nats from fp32 with v of the averaged momenta, which needs no message", averaged, most=SAME)),
     )
     text = (
         f"Measured: with local second moments the replicas end {drift:.2f} lengths apart and {local:+.3f} nats from "

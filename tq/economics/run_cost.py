@@ -1,8 +1,8 @@
 """A whole run: shape, layout, cluster and tokens -> hours, GPU-hours, dollars, electricity, carbon, each an interval.
 
 The iteration comes from `tq.systems.predict`, whose 80 % interval is taken over; price and power vary within theirs,
-and a Monte-Carlo over all of them gives 80 % intervals of the products. Failures are optional: checkpoints at Young and
-Daly's interval tau = sqrt(2 delta M), which lose delta / tau + (tau / 2 + restart) / M of the time.
+and a Monte-Carlo over all of them gives 80 % intervals of the products. Failures are optional: checkpoints at the best
+interval of the exact renewal model (`tq.systems.renewal`), failures while writing and restarting included.
 Not counted: staff, failed experiments, evaluation, data, idle reservations.
 
 An iteration that is predicted is not a run: restarts, evaluations and slow beginnings come on top.
@@ -20,13 +20,14 @@ from numpy.typing import NDArray
 from tq.economics import energy
 from tq.economics.intervals import Interval
 from tq.economics.uncertainty import Bar, Uncertain, monte_carlo, sample, tornado
-from tq.systems import Cluster, Compression, Layout, Prediction, Transformer, predict
+from tq.systems import Cluster, Compression, Layout, Prediction, Transformer, predict, renewal
 from tq.systems.arguments import positive
-from tq.systems.checkpoint import checkpoint_bytes, lost_share, write_s, young_interval_s
+from tq.systems.checkpoint import checkpoint_bytes, write_s
 from tq.systems.failures import mtbf_s
 from tq.systems.whole_runs import accelerator_hours
 
 LEVEL = 0.8
+FEW, LEFT = 20.0, 0.999  # lives that a checkpoint may take, and the waste beyond which a run would not end
 CHECKPOINT_BYTES = checkpoint_bytes(1.0)  # a parameter
 
 
@@ -48,7 +49,7 @@ class Failures:
 
 @dataclass(frozen=True)
 class Waste:
-    """checkpoint_s: delta. interval_s: Young and Daly's tau. share: of the wall time that trains nothing."""
+    """checkpoint_s: delta. interval_s: the best time between two. share: of the wall time that trains nothing."""
 
     checkpoint_s: float
     mtbf_s: float
@@ -62,12 +63,12 @@ def waste(parameters: float, gpus: int, failures: Failures) -> Waste:
     positive("gpus", gpus)
     delta = write_s(checkpoint_bytes(parameters), failures.write_bytes_per_s)
     mtbf = mtbf_s(gpus, failures.gpu_hours_per_failure)
-    tau = float(young_interval_s(delta, mtbf))
-    share = lost_share(tau, delta, mtbf, failures.restart_s)
-    if share >= 1:
+    tau = renewal.best_interval_s(float(delta), float(mtbf)) if delta < FEW * mtbf else float(mtbf)
+    share = renewal.waste(tau, float(delta), float(mtbf), failures.restart_s) if delta < FEW * mtbf else 1.0
+    if share > LEFT:
         raise ValueError(
             f"write_bytes_per_s={failures.write_bytes_per_s:g} and {gpus} GPUs: a checkpoint takes {delta:.0f} s and "
-            f"something fails every {mtbf:.0f} s, so no time is left to train"
+            f"something fails every {mtbf:.0f} s, so hardly any time is left to train"
         )
     return Waste(delta, mtbf, tau, share)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tq.book.claims.formulas import Formula, RangeFormula
-from tq.book.claims.ledger import UNDECIDED, Claim, Finding, Results, Rule, found
+from tq.book.claims.ledger import COMPUTED, UNDECIDED, Claim, Finding, Results, Rule, found
 from tq.book.claims.words import Check, compare, in_part
 
 CHAPTER = "activation-memory"
@@ -66,7 +66,7 @@ def activation_share(claim: Claim, results: Results) -> Finding:
         "The formula and the four models are those of Korthikanti et al.; the whitepaper names no model."
     )
     change = "The model, batch size and recomputation that the whitepaper means."
-    return found(claim, checks, text, change, "medium")
+    return found(claim, checks, text, change, "medium", basis=COMPUTED)
 
 
 def checkpoint_saving(claim: Claim, results: Results) -> Finding:
@@ -129,7 +129,8 @@ def square_root(claim: Claim, results: Results) -> Finding:
         "checkpoints is chosen for the depth. With a checkpoint of every block it grows linearly."
     )
     checks = (compare("times the peak at sixteen times the depth", grown, 3, 5),)
-    return found(claim, checks, text, "Checkpoints that are a fixed number of blocks apart.", "high", "sqrt(16) = 4")
+    change = "Checkpoints that are a fixed number of blocks apart."
+    return found(claim, checks, text, change, "high", "sqrt(16) = 4", basis=COMPUTED)
 
 
 def _doubling(fused_too: bool, change: str) -> Rule:

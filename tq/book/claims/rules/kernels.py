@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tq.book.claims.formulas import Formula, ratios
-from tq.book.claims.ledger import MEASURED, Claim, Finding, Results, Rule, found
+from tq.book.claims.ledger import COMPUTED, MEASURED, Claim, Finding, Results, Rule, found
 from tq.book.claims.words import Check, compare
 
 CHAPTER = "kernels"
@@ -22,7 +22,7 @@ def step_overhead(claim: Claim, results: Results) -> Finding:
         f"{results(CHAPTER, 'step/measured-share'):.1%} to a measured CPU step of 25 million parameters."
     )
     change = "A timing of the whitepaper's own step on its GPU."
-    return found(claim, checks, text, change, "low", "(1.125 / r_e + 2 / r_d) eta P / (6 T)")
+    return found(claim, checks, text, change, "low", "(1.125 / r_e + 2 / r_d) eta P / (6 T)", basis=COMPUTED)
 
 
 def bit_exact(claim: Claim, results: Results) -> Finding:

@@ -42,6 +42,24 @@ def test_a_model_brings_its_parameters(capsys: pytest.CaptureFixture[str]) -> No
     assert ask(capsys, "savings", "--model", "llama2-7b")["case"]["parameters_b"] == pytest.approx(6.738, rel=1e-3)
 
 
+CHECKPOINT = ["checkpoint", "--parameters-b", "405", "--gpus", "128", "--bytes-per-parameter", "12", "--price", "4.40"]
+
+
+def test_the_checkpoint_interval_is_the_cost(capsys: pytest.CaptureFixture[str]) -> None:
+    """The article's own case: 4,526 GiB at 5 GB/s (its GiB taken for GB), every 30 minutes of the clock."""
+    rate = str(405e9 * 12 / 905.2 / 1e9)
+    often = ask(capsys, *CHECKPOINT, "--write-gb-s", rate, "--interval-min", str((1800 - 905.2) / 60))
+    assert often["stalled"] == pytest.approx(0.503, abs=5e-4)
+    assert 0.503 * often["month_usd"] == pytest.approx(203_934, rel=2e-3)  # what the article prints
+    best = ask(capsys, *CHECKPOINT, "--write-gb-s", rate)
+    assert best["interval_s"] == best["best_interval_s"] == pytest.approx(50_195, rel=1e-3)
+    assert best["wasted_usd"] == pytest.approx(14_440, rel=2e-3) and often["waste"] > 0.503
+    smaller = ask(capsys, *CHECKPOINT, "--write-gb-s", rate, "--ratio", "1.27")
+    assert best["wasted_usd"] - smaller["wasted_usd"] == pytest.approx(1_600, abs=100)
+    assert main([*CHECKPOINT, "--write-gb-s", rate]) == 0
+    assert "best interval   836" in capsys.readouterr().out
+
+
 def test_memory_with_and_without_coding(capsys: pytest.CaptureFixture[str]) -> None:
     shape = ["--model", "llama2-70b", "--tp", "8", "--pp", "4", "--dp", "8"]
     found = ask(capsys, "memory", *shape, "--activation-bits", "4")
@@ -302,7 +320,8 @@ def test_help_shows_examples_that_run(capsys: pytest.CaptureFixture[str]) -> Non
         main(["--help"])
     assert stop.value.code == 0 and "examples:" in capsys.readouterr().out
     commands = [line.split("then:")[0].split()[3:] for line in EXAMPLES.splitlines() if "python -m" in line]
-    assert {command[0] for command in commands} == {"savings", "memory", "cost", "breakeven", "pareto", "prices"}
+    every = {"savings", "memory", "cost", "checkpoint", "breakeven", "pareto", "prices"}
+    assert {command[0] for command in commands} == every
     for command in commands:
         if "--check" not in command:
             dated = DAY if command[0] in ("cost", "pareto", "prices") else []

@@ -27,6 +27,7 @@ EXAMPLES = """examples:
   python -m tq.economics savings --baseline fp32 --zero 0 --codec-g 50 --link-gbit 25 --json
   python -m tq.economics memory --model llama2-70b --gpu h100-80gb --tp 8 --pp 4 --dp 8 --activation-bits 4
   python -m tq.economics cost --model llama2-70b --gpu h100-80gb --tp 8 --dp 32 --global-batch 1024 --tokens 1.4e12
+  python -m tq.economics checkpoint --model llama2-70b --gpus 1024 --write-gb-s 50 --interval-min 30
   python -m tq.economics breakeven --share .04 .2 .55 --link 400 100 25 --overhead 1 1.2 2
   python -m tq.economics pareto --model llama2-7b --tokens 1e12 --gpus 64 128 --batch 512
   python -m tq.economics prices --gpu h100-80gb
@@ -166,6 +167,27 @@ def _cost_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--seed", type=_count(0, 2**32), default=0, metavar="N")
 
 
+def _checkpoint_options(command: argparse.ArgumentParser) -> None:
+    _shape_options(command)
+    _price_options(command)
+    command.add_argument("--parameters-b", type=RATE, metavar="X", help="billions of parameters, in place of a model")
+    command.add_argument("--gpu", default="h100-80gb", help="of the price; default: h100-80gb")
+    command.add_argument("--gpus", type=_count(1, 10**7), required=True, metavar="N")
+    command.add_argument("--price", type=MONEY, metavar="USD", help="an hour and GPU, in place of --prices")
+    positive = _number(0, 1e9, open_low=True)
+    for name, default, what in (
+        ("write-gb-s", None, "GB/s of the whole cluster to the place of its checkpoints"),
+        ("bytes-per-parameter", 14.0, "bf16 weights, fp32 master copy and both fp32 moments; default: 14"),
+        ("ratio", 1.0, "by which compression shrinks a checkpoint; default: 1"),
+        ("restart-s", 600.0, "seconds from a failure to the first new step; default: 600"),
+        ("lives-shape", 1.0, "Weibull shape of the times between failures; default: 1, exponential"),
+        ("mtbf-h", None, "hours between failures of the cluster; default: Llama 3's rate"),
+        ("interval-min", None, "minutes of work between two checkpoints; default: the best"),
+    ):
+        needed = name == "write-gb-s"
+        command.add_argument(f"--{name}", type=positive, default=default, required=needed, metavar="X", help=what)
+
+
 def _breakeven_options(command: argparse.ArgumentParser) -> None:
     shares = [0.04, 0.1, 0.2, 0.3, 0.55]
     what = "exposed data-parallel communication over the step, with bf16 on the reference link"
@@ -210,6 +232,11 @@ OPTIONS: dict[str, tuple[str, str | None, Callable[[argparse.ArgumentParser], No
     ),
     "memory": ("memory of a GPU by part, and the largest micro-batch", None, _memory_options),
     "cost": ("hours, dollars, electricity and carbon of a run", None, _cost_options),
+    "checkpoint": (
+        "how often to save, and what checkpoints and failures cost",
+        "The exact renewal model of tq.systems.renewal; writing in the background is not modelled.",
+        _checkpoint_options,
+    ),
     "breakeven": ("savings over share, link and overhead", None, _breakeven_options),
     "pareto": (
         "offers that nobody beats in time and money",

@@ -10,9 +10,10 @@ from tq.economics import breakeven, calculator, pareto, prices, reports, run_cos
 from tq.economics import savings as saved
 from tq.economics.intervals import Interval
 from tq.economics.reports import GIB, Dates, Report
-from tq.systems import Bits, Cluster, Compression, Layout, Transformer, best, hardware, layouts, memory
+from tq.systems import Bits, Cluster, Compression, Layout, Transformer, best, hardware, layouts, memory, renewal
 from tq.systems.bisect import largest
 from tq.systems.efficiency import software_facts
+from tq.systems.failures import mtbf_s
 from tq.systems.memory import Memory
 from tq.systems.parallel import USABLE
 
@@ -157,6 +158,24 @@ def cost(given: argparse.Namespace) -> Report:
     )  # fmt: skip
 
 
+def checkpoints(given: argparse.Namespace) -> Report:
+    parameters = _shape(given).parameters if given.parameters_b is None else given.parameters_b * 1e9
+    price, dates, _ = _price(given)
+    size = parameters * given.bytes_per_parameter / given.ratio
+    write, hours = size / (given.write_gb_s * 1e9), given.mtbf_h
+    mtbf = float(mtbf_s(given.gpus)) if hours is None else hours * 3600
+    best_s = renewal.best_interval_s(write, mtbf, given.restart_s, given.lives_shape)
+
+    def waste(interval: float) -> float:
+        return renewal.waste(interval, write, mtbf, given.restart_s, given.lives_shape)
+
+    interval = best_s if given.interval_min is None else given.interval_min * 60
+    return reports.Checkpoints(
+        parameters, given.gpus, size, write, mtbf, given.restart_s, given.lives_shape, interval, waste(interval),
+        write / (interval + write), best_s, waste(best_s), price, dates,
+    )  # fmt: skip
+
+
 def breakeven_table(given: argparse.Namespace) -> Report:
     base = {"bf16": 16.0, "fp32": 32.0}[given.baseline]
     ratio = float(breakeven.ratio(given.bits, given.block, 32, base))
@@ -275,6 +294,6 @@ def price_list(given: argparse.Namespace) -> Report:
 
 
 COMMANDS: dict[str, Callable[[argparse.Namespace], Report]] = {
-    "savings": savings, "memory": memory_by_part, "cost": cost, "breakeven": breakeven_table, "pareto": pareto_front,
-    "prices": price_list,
+    "savings": savings, "memory": memory_by_part, "cost": cost, "checkpoint": checkpoints,
+    "breakeven": breakeven_table, "pareto": pareto_front, "prices": price_list,
 }  # fmt: skip

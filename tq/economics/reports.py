@@ -81,9 +81,9 @@ class Savings:
         return [
             f"step time        {n['plain_s']:.3f} s without, {n['coded_s']:.3f} s with compression of "
             f"{n['ratio']:.2f}x",
-            f"exchange         {n['exchange_s']:.3f} s, coded {n['coded_exchange_s']:.3f} s and {n['codec_s']:.3f} s "
-            "of codec",
-            f"of it exposed    {n['share']:.1%} of the step without compression",
+            f"gradient sync    {n['exchange_s']:.3f} s, with codec {n['coded_exchange_s']:.3f} s and "
+            f"{n['codec_s']:.3f} s of codec",
+            f"not overlapped   {n['share']:.1%} of the step without compression",
             f"saving           {n['saving']:.1%} (80 % of draws: {n['saving_low']:.1%} to {n['saving_high']:.1%})",
             f"run without      {n['plain_hours']:,.0f} h, ${n['plain_usd']:,.2f}",
             f"run with         {n['coded_hours']:,.0f} h, ${n['coded_usd']:,.2f}",
@@ -92,6 +92,56 @@ class Savings:
             "break-even codec "
             + ("none: it pays at no speed" if speed is None else f"{speed:,.3g} billion elements/s"),
             f"does it pay      {self.pays}: {n['chance']:.0%} of draws save time",
+        ]
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """Of a cluster that saves: ``bytes`` and ``write_s`` of one checkpoint; ``interval_s`` of work between two, as
+    asked or the best; shares of the time; USD of all GPUs in a month of 30 days. stalled: by writing alone."""
+
+    parameters: float
+    gpus: int
+    bytes: float
+    write_s: float
+    mtbf_s: float
+    restart_s: float
+    lives_shape: float
+    interval_s: float
+    waste: float
+    stalled: float
+    best_interval_s: float
+    best_waste: float
+    usd_per_gpu_hour: Interval
+    prices: Dates | None
+
+    @property
+    def month_usd(self) -> float:
+        return 720 * self.gpus * self.usd_per_gpu_hour.mid
+
+    @property
+    def month_bytes(self) -> float:
+        return self.bytes * (1 - self.waste) * 720 * 3600 / self.interval_s
+
+    def facts(self) -> dict[str, Any]:
+        more = {"month_usd": self.month_usd, "wasted_usd": self.month_usd * self.waste, "month_bytes": self.month_bytes}
+        return {**plain(self), **more, "best_wasted_usd": self.month_usd * self.best_waste}
+
+    def lines(self) -> list[str]:
+        def wasted(share: float) -> str:
+            return f"{share:.2%} of the time, ${self.month_usd * share:,.0f} per month"
+
+        own = [
+            f"your interval   {self.interval_s / 60:,.1f} min of work: {wasted(self.waste)}",
+            f"                {self.stalled:.2%} of the time for writing alone",
+        ]
+        return [
+            f"checkpoint      {self.bytes / 1e9:,.0f} GB, written in {self.write_s:,.1f} s",
+            f"failures        one every {self.mtbf_s / 3600:,.2f} h on {self.gpus:,} GPUs, {self.restart_s:,.0f} s to "
+            "restart",
+            f"best interval   {self.best_interval_s / 60:,.1f} min of work: {wasted(self.best_waste)}",
+            *(own if self.interval_s != self.best_interval_s else []),
+            f"written         {self.month_bytes / 1e12:,.1f} TB per month",
         ]
 
 

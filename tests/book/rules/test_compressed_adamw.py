@@ -10,15 +10,15 @@ from tq.book.claims.rules import compressed_adamw as rules
 
 RESULTS: dict[str, s.Values] = {
     rules.CHAPTER: {
-        "gap/published-v3": 0.15,
-        "gap-high/published-v3": 0.2,
-        "frozen-v/4": 0.4,
+        "million/published/gap": 0.15,
+        "million/published/gap-high": 0.2,
+        "frozen-v-4-4/gap": 0.4,
         "amp/bfloat16": (0.001, -0.002, 0.004),
         "amp/float16": (0.002, -0.001, 0.005),
         "drop-in/same-bits": True,
         "drop-in/takes-state": True,
         "steps": 400,
-        "gap/gradient-4-4": (0.0, -0.005, 0.005),
+        "gradient-4-4/gap": (0.0, -0.005, 0.005),
     },
 }
 TURNS: list[s.Turn] = [
@@ -54,7 +54,7 @@ test_each_rule_follows_the_results, test_every_rule_is_turned_and_waits_for_its_
     ],
 )
 def test_pairs_of_that_length_lift_the_limit(root: Path, steps: int, gap: tuple[float, ...], first: str) -> None:
-    s.put(root, rules.CHAPTER, {**RESULTS[rules.CHAPTER], "steps": steps, "gap/gradient-4-4": gap})
+    s.put(root, rules.CHAPTER, {**RESULTS[rules.CHAPTER], "steps": steps, "gradient-4-4/gap": gap})
     found = s.verdict("S0-058")
     assert found.condition.startswith(f"{first}: ") and f"{steps:,} steps" in found.condition
     assert all(check.holds for check in found.checks) == (first == "Lifted here")

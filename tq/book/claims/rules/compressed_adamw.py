@@ -11,11 +11,10 @@ SAME = 0.01  # nats that a run may end above another and count as the same, wher
 
 def frozen_variance(claim: Claim, results: Results) -> Finding:
     """The claim is one at 124 million parameters, and nothing smaller decides it."""
-    gap = results(CHAPTER, "frozen-v/4")
+    gap = results(CHAPTER, "frozen-v-4-4/gap")
     text = (
-        f"Not measured at 124M. At a million parameters four bits with a second moment frozen after a fifth of the run "
-        "end "
-        f"{gap:+.3f} nats from AdamW."
+        f"Not measured at 124M. At a quarter of a million parameters, 4 bits with a second moment frozen after a fifth "
+        f"of the run end {gap:+.3f} nats from AdamW."
     )
     return Finding(NOT_MEASURED, text, "The run 124m-frozen-v-0 of the campaign.")
 
@@ -55,11 +54,10 @@ def drop_in(claim: Claim, results: Results) -> Finding:
 
 def loss_gap(claim: Claim, results: Results) -> Finding:
     """The claim is one at 355 million parameters, and nothing smaller decides it."""
-    mean, high = results(CHAPTER, "gap/published-v3"), results(CHAPTER, "gap-high/published-v3")
+    mean, high = results(CHAPTER, "million/published/gap"), results(CHAPTER, "million/published/gap-high")
     text = (
-        f"Not measured at 355M. At a million parameters, on another corpus, the published rule, as we reconstruct it, "
-        "ends "
-        f"{mean:+.3f} nats from AdamW, at most {high:+.3f}."
+        f"Not measured at 355M. At a million parameters, on another corpus, the published scheme, as we reconstruct it, "
+        f"ends {mean:+.3f} nats from AdamW, at most {high:+.3f}."
     )
     return Finding(NOT_MEASURED, text, "The runs 355m of the campaign.")
 
@@ -68,13 +66,13 @@ def long_run(claim: Claim, results: Results) -> Finding:
     """A limit that the authors state. It is lifted here by pairs of that length that end within a hundredth of a
     nat."""
     steps, wanted = results(CHAPTER, "steps"), claim.bounds()[0]
-    gap = results.entry(CHAPTER, "gap/gradient-4-4")
+    gap = results.entry(CHAPTER, "gradient-4-4/gap")
     worst = gap.get("high", gap["value"])
     lifted = steps >= wanted and worst < SAME
     checks = (compare("steps of pairs with an interval", steps, wanted), compare("nats, upper end", worst, most=SAME))
     text = (
         f"{'Lifted here' if lifted else 'Stands'}: the longest pairs of this book have {steps:,.0f} steps, over which "
-        f"four-bit gradients end {gap['value']:+.4f} nats from AdamW."
+        f"4-bit gradients end {gap['value']:+.4f} nats from AdamW."
     )
     return Finding(LIMIT, text, "Pairs of a hundred thousand steps.", "medium", checks=checks, basis=MEASURED)
 

@@ -60,7 +60,7 @@ def scaling(claim: Claim, results: Results) -> Finding:
 def sparse_gradients(claim: Claim, results: Results) -> Finding:
     """Reproduced if one message shrinks by the claimed factor and training ends within 0.01 nats of the baseline. A
     part holds if one of the two is so."""
-    message, gap = results(CHAPTER, "sparse/message"), results(ADAMW, "gap/top-k-1pc")
+    message, gap = results(CHAPTER, "sparse/message"), results(ADAMW, "top-k-1-pc/gap")
     many = results(CHAPTER, "sparse/ranks-64")
     checks = (
         compare("times smaller than fp32, one message", message, *claim.bounds()),

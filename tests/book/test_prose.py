@@ -6,6 +6,7 @@ import pytest
 
 from tq.book.site import prose
 
+
 @pytest.mark.parametrize("page", [name for name, _ in prose.pages()])
 def test_a_page_is_written_as_the_house_writes(page: str) -> None:
     (found,) = prose.report([page])

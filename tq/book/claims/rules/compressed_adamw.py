@@ -56,7 +56,7 @@ def loss_gap(claim: Claim, results: Results) -> Finding:
     """The claim is one at 355 million parameters, and nothing smaller decides it."""
     mean, high = results(CHAPTER, "million/published/gap"), results(CHAPTER, "million/published/gap-high")
     text = (
-        f"Not measured at 355M. At a million parameters, on another corpus, the published scheme, as we reconstruct it, "
+        f"Not measured at 355M. At a million parameters, on another corpus, the published scheme, as rebuilt here, "
         f"ends {mean:+.3f} nats from AdamW, at most {high:+.3f}."
     )
     return Finding(NOT_MEASURED, text, "The runs 355m of the campaign.")

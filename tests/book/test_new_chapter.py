@@ -128,7 +128,7 @@ def test_a_change_that_changes_nothing_is_lifted_by_a_sample(root: Path) -> None
 def test_a_change_that_the_runs_do_not_cover_is_not_lifted(root: Path) -> None:
     stats = root / "tq/lab/stats.py"
     text = stats.read_text()
-    stats.write_text(text + "\n# another instrument\n")
+    stats.write_text(text + "\nANOTHER = True  # instrument\n")
     said = run(root, "revalidate toy-chapter", "status toy-chapter", code=1)
     assert "do not cover what else changed: tq/lab/stats.py" in said and "stale: tq/lab/stats.py" in said
     stats.write_text(text)

@@ -31,8 +31,8 @@ def _failure_rule(kind: str, what: str, change: str) -> Rule:
         )
         text = (
             f"Measured: 4-bit gradients {what} feedback end {published:+.3f} nats from fp32 with the published scale "
-            f"({published_own:+.3f} at the best rate tried). With one scale per block they end {gap:+.3f} nats "
-            f"({own:+.3f}) from it, at a million parameters after 150 steps on other data."
+            f"({published_own:+.3f} at the best rate tried), {gap:+.3f} ({own:+.3f}) with one per block, at a million "
+            "parameters after 150 steps on other data."
         )
         return found(claim, checks, text, change, "medium")
 

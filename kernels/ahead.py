@@ -13,18 +13,19 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from importlib import import_module
 from multiprocessing import get_context
+from typing import Any
 
-from tq.kernels import cpu
+from tq.kernels import cpu, planes
 
 KERNELS_A_PROCESS = 7  # some hundred megabytes
-Name = tuple[str, tuple[int, ...]]  # module, and the arguments of its ``_kernel``
+Name = tuple[str, tuple[Any, ...]]  # module, and the arguments of its ``_kernel``
 
 
 def names() -> list[Name]:
-    """All kernels there are: encoders and decoders of 1-8 bits, of v, and of AdamW."""
+    """All kernels there are: encoders and decoders of 1-8 bits, of v, of AdamW, and of the lossless codec."""
     coders = [(encodes, bits) for encodes in (True, False) for bits in range(1, 9)]
     others = [("adamw", (width,)) for width in range(-1, 9)] + [("logscale", (encodes,)) for encodes in (True, False)]
-    return [("cpu", coder) for coder in coders] + others
+    return [("cpu", coder) for coder in coders] + others + [("planes", name) for name in planes.NAMES]
 
 
 def build(some: list[Name]) -> int:

@@ -26,8 +26,8 @@ import subprocess, sys, time
 sys.path.insert(0, {str(Path(peak_memory.__file__).parent)!r})  # without the package, which imports torch
 from peak_memory import watch
 
-def child(code):
-    return subprocess.Popen([sys.executable, "-S", "-E", "-c", code], stdout=subprocess.DEVNULL)
+def child(code, stdout=subprocess.DEVNULL):
+    return subprocess.Popen([sys.executable, "-S", "-E", "-c", code], stdout=stdout)
 
 HOLD = "held = bytearray(b'x') * ({MIB} * {{}}); import time; time.sleep({{}})"
 {before}
@@ -68,8 +68,9 @@ def test_what_ends_between_two_looks_is_still_seen() -> None:
 
 def test_what_is_not_waited_for_is_seen_when_it_lives_through_a_look() -> None:
     usage = measured("""
-        left = child(HOLD.format(70, 3))
-        time.sleep(1)
+        left = child(HOLD.replace("import time", "print(flush=True); import time").format(70, 3), subprocess.PIPE)
+        left.stdout.readline()  # it holds them now
+        time.sleep(0.2)
     """)
     assert 70 * MIB <= usage.largest_bytes <= 70 * MIB + PLAIN
 
@@ -77,9 +78,10 @@ def test_what_is_not_waited_for_is_seen_when_it_lives_through_a_look() -> None:
 def test_what_was_freed_before_the_look_counts() -> None:
     """The mark is the kernel's, not that of the moment of a look."""
     usage = measured(f"""
-        code = "held = bytearray(b'x') * {MIB} * 120; del held; import time; time.sleep(0.6)"
-        left = child(code)
-        time.sleep(0.5)
+        code = "held = bytearray(b'x') * {MIB} * 120; del held; print(flush=True); import time; time.sleep(3)"
+        left = child(code, subprocess.PIPE)
+        left.stdout.readline()  # freed
+        time.sleep(0.2)
     """)
     assert usage.largest_bytes >= 120 * MIB
 

@@ -133,6 +133,7 @@ def decode(
     second_moment: Tensor | None = None,
     rows: tuple[int, int] | None = None,
     threads: int | None = None,
+    check: Callable[[int, memoryview], bool] | None = None,
 ) -> Tensor:
     """The tensor of a code, on the CPU.
 
@@ -142,12 +143,13 @@ def decode(
         rows: first and last (exclusive) index along the first dimension; only frames with these rows are decoded. None:
             all.
         threads: as of ``encode``.
+        check: is asked of every frame that was decoded, with its number and its bytes, whether they are right.
 
     Returns:
         Tensor of ``code.dtype`` and ``code.shape``, or of the rows asked for.
 
     Raises:
-        CorruptCode: where a frame is damaged in a way that the decoder can notice: it carries no checksum.
+        CorruptCode: where ``check`` says so, or a frame is damaged in a way that the decoder notices without.
         ValueError: where the second moment is missing or not of the tensor's shape and dtype, or rows are out of range.
     """
     if code.given and second_moment is None:
@@ -171,7 +173,9 @@ def decode(
             return _get_frame(words, span, frame, (expected, layout, int(code.signed)))
 
     def read(words: Array, number: int) -> bool:
-        return get(words, spans[number], np.frombuffer(code.frames[number], np.uint8))
+        span = spans[number]
+        right = get(words, span, np.frombuffer(code.frames[number], np.uint8))
+        return right and (check is None or check(number, words[span.first : span.first + span.n].view(np.uint8).data))
 
     for number, right in zip(wanted, _each(read, words, wanted, threads), strict=True):
         if not right:

@@ -1,0 +1,6 @@
+"""Checkpoints in lossless code: files that no crash can tear and no damage can pass, read by tensor and by row."""
+
+from tq.train.tqk.disk import SaveFailed
+from tq.train.tqk.file import DamagedFile, File, load, save
+
+__all__ = ["DamagedFile", "File", "SaveFailed", "load", "save"]

@@ -153,6 +153,17 @@ def test_ten_thousand_damaged_files_are_refused(small, tmp_path):
             assert outcome(tmp_path / "x.tqk", damaged) == "refused"
 
 
+@pytest.mark.soak
+def test_a_hundred_thousand_mutated_files(small, tmp_path):
+    """No crash, no wait, no silence, and no memory beyond twice the file, but for what Python itself takes."""
+    draw, before = random.Random(1), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for _ in range(100_000):
+        damaged = mutated(small, draw)
+        if damaged != small:
+            assert outcome(tmp_path / "x.tqk", damaged) == "refused"
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2 * len(small) // 1024 + 2048  # kB
+
+
 def resealed(content: bytes, change) -> bytes:
     """The file with another footer under right checksums, as somebody would write who means harm."""
     _, size, _ = _END.unpack(content[-_END.size :])
@@ -176,7 +187,8 @@ def test_footers_that_mean_harm(small, tmp_path):
         entry(given="nobody"), entry(frames=[]), entry(frames=[[0, 1 << 60, 0, 0]]), entry(frames=[[-5, 10, 0, 0]]),
         entry(steps=[8, 5, 0]), entry(same="w"), entry(name="z"), lambda f: f.update(state=deep),
         lambda f: f.update(state={"kind": "tensor", "of": "nobody"}), lambda f: f.update(tensors={}),
-        lambda f: f.update(state={"kind": "exec", "of": "1"}), lambda f: f.pop("state"), lambda f: f.update(tensors=[1]),
+        lambda f: f.update(state={"kind": "exec", "of": "1"}), lambda f: f.pop("state"),
+        lambda f: f.update(tensors=[1]),
         lambda f: f.update(state={"kind": "pairs", "of": [[[1], 2]]}),
     ]  # fmt: skip
     for number, change in enumerate(changes):

@@ -2,5 +2,6 @@
 
 from tq.train.tqk.disk import SaveFailed
 from tq.train.tqk.file import DamagedFile, File, load, save
+from tq.train.tqk.folder import Checkpoints
 
-__all__ = ["DamagedFile", "File", "SaveFailed", "load", "save"]
+__all__ = ["Checkpoints", "DamagedFile", "File", "SaveFailed", "load", "save"]

@@ -50,7 +50,11 @@ class Disk:
         os.unlink(path)
 
     def make_folder(self, path: Path) -> None:
-        path.mkdir(parents=True, exist_ok=True)
+        """One folder, in one that is there."""
+        path.mkdir(exist_ok=True)
+
+    def remove_folder(self, path: Path) -> None:
+        path.rmdir()
 
     def sync_folder(self, path: Path) -> None:
         """Returns when the names in a folder are on the disk."""
@@ -80,10 +84,7 @@ def durable(path: Path, parts: Iterable[bytes | memoryview], disk: Disk = DISK, 
         SaveFailed: a disk that is full, gone or read-only, in one sentence. The old file stays; nothing is left beside.
     """
     part = path.with_name(f"{path.name}.{os.getpid()}{PART}")
-    missing = not path.parent.exists()
-    attempt("make the folder of", path, lambda: disk.make_folder(path.parent))
-    if missing:
-        attempt("write", path, lambda: disk.sync_folder(path.parent.parent))
+    durable_folder(path.parent, disk)
     try:
         file = attempt("write", path, lambda: disk.create(part))
         try:
@@ -100,6 +101,14 @@ def durable(path: Path, parts: Iterable[bytes | memoryview], disk: Disk = DISK, 
             disk.remove(part)
         raise
     return path
+
+
+def durable_folder(path: Path, disk: Disk = DISK) -> None:
+    """Make a folder, and those above it, where they are missing, and return when their names are on the disk."""
+    missing = [each for each in (path, *path.parents) if not each.exists()]
+    for each in reversed(missing):
+        attempt("make the folder", each, lambda each=each: disk.make_folder(each))  # type: ignore[misc]
+        attempt("make the folder", each, lambda each=each: disk.sync_folder(each.parent))  # type: ignore[misc]
 
 
 def put_in_place(part: Path, path: Path, disk: Disk = DISK) -> None:

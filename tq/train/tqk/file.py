@@ -87,7 +87,8 @@ def content(state: Any, threads: int | None = None) -> Iterator[bytes | memoryvi
     """The bytes of a file, part after part; a tensor is encoded when its turn comes."""
     said, tensors = take_apart(state)
     yield MAGIC
-    at, described = len(MAGIC), []
+    at = len(MAGIC)
+    described: list[dict[str, Any]] = []
     first_of: dict[tuple[Any, ...], str] = {}
     order = sorted(tensors, key=lambda name: name.rsplit("/", 1)[-1] == _FIRST)  # what predicts comes before
     for name in order:
@@ -98,8 +99,9 @@ def content(state: Any, threads: int | None = None) -> Iterator[bytes | memoryvi
             continue
         second = _second_moment(name, tensors)
         code = lossless.encode(tensor, second_moment=None if second is None else tensors[second], threads=threads)
-        entry = {"name": name, "dtype": str(code.dtype).removeprefix("torch."), "shape": list(code.shape)}
-        entry |= {"base": code.base, "signed": code.signed, "given": second if code.given else None}
+        entry: dict[str, Any] = {"name": name, "dtype": str(code.dtype).removeprefix("torch.")}
+        entry |= {"shape": list(code.shape), "base": code.base, "signed": code.signed}
+        entry["given"] = second if code.given else None
         entry["steps"], entry["frames"] = [at, len(code.steps), zlib.crc32(code.steps)], []
         yield code.steps
         at += len(code.steps)
@@ -117,7 +119,7 @@ def content(state: Any, threads: int | None = None) -> Iterator[bytes | memoryvi
 
 
 def _bytes(tensor: Tensor) -> memoryview:
-    return memoryview(tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy())
+    return tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def _place(tensor: Tensor) -> tuple[Any, ...]:
@@ -158,6 +160,7 @@ class File:
     Attributes:
         path: of the file.
         bytes_read: so far.
+        digest: BLAKE2b of the footer (16 bytes), which holds the checksums of everything else.
 
     Example:
         >>> import tempfile, torch
@@ -179,7 +182,7 @@ class File:
             DamagedFile: where the footer is not whole.
             OSError: where there is no such file, or it cannot be read.
         """
-        self.path, self.bytes_read = Path(path), 0
+        self.path, self.bytes_read, self.digest = Path(path), 0, b""
         self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             self._size = os.fstat(self._file).st_size
@@ -232,16 +235,11 @@ class File:
             ValueError: where rows are out of range.
         """
         entry = self._entry(name)
-        shape, dtype = tuple(entry["shape"]), DTYPES[entry["dtype"]]
-        code = Encoded(
-            dtype, shape, self._frames(entry, rows), entry["base"], entry["signed"],
-            self._piece(entry["steps"], name), entry["given"] is not None,
-        )  # fmt: skip
-        given = None
+        code, given = self._code(entry, rows), None
         if entry["given"] is not None and rows is None:
             given = self.read(entry["given"], threads=threads)
-        elif entry["given"] is not None:
-            given, wider = torch.empty(shape, dtype=dtype), _of_whole_frames(shape, rows)
+        elif entry["given"] is not None and rows is not None:
+            given, wider = torch.empty(code.shape, dtype=code.dtype), _of_whole_frames(code.shape, rows)
             given[slice(*wider)] = self.read(entry["given"], rows=wider, threads=threads)
         return self._decoded(code, name, given, rows, threads)
 
@@ -259,10 +257,8 @@ class File:
             if "same" in entry:
                 tensors[name] = tensors[entry["same"]]
                 continue
-            shape, dtype, given = tuple(entry["shape"]), DTYPES[entry["dtype"]], entry["given"]
-            frames, steps = self._frames(entry, None), self._piece(entry["steps"], name)
-            code = Encoded(dtype, shape, frames, entry["base"], entry["signed"], steps, given is not None)
-            tensors[name] = self._decoded(code, name, tensors.get(given), None, threads)
+            given = None if entry["given"] is None else tensors[entry["given"]]
+            tensors[name] = self._decoded(self._code(entry, None), name, given, None, threads)
         try:
             return put_together(self._state, tensors)
         except (ValueError, TypeError, RecursionError) as error:
@@ -302,6 +298,7 @@ class File:
         said = self._read(self._size - _END.size - size, size)
         if blake2b(said, digest_size=16).digest() != digest:
             raise self._damaged("its footer is not as it was written")
+        self.digest = digest
         footer = json.loads(said)
         if footer["version"] != VERSION:
             raise ValueError(f"{self.path.name} has format {footer['version']}; this reads format {VERSION}")
@@ -334,11 +331,13 @@ class File:
             raise self._damaged(f"{name} is not as it was written, at byte {place[0]:,}")
         return found
 
-    def _frames(self, entry: dict[str, Any], rows: tuple[int, int] | None) -> tuple[bytes, ...]:
-        """Codes of the frames that hold the rows; empty ones for all others."""
-        places = entry["frames"]
-        wanted = range(len(places)) if rows is None else _frames_of(tuple(entry["shape"]), rows)
-        return tuple(self._piece(place, entry["name"]) if k in wanted else b"" for k, place in enumerate(places))
+    def _code(self, entry: dict[str, Any], rows: tuple[int, int] | None) -> Encoded:
+        """The code of a tensor, without the frames that hold none of the rows."""
+        name, shape, places = entry["name"], tuple(entry["shape"]), entry["frames"]
+        wanted = range(len(places)) if rows is None else _frames_of(shape, rows)
+        frames = tuple(self._piece(place, name) if k in wanted else b"" for k, place in enumerate(places))
+        steps, given = self._piece(entry["steps"], name), entry["given"] is not None
+        return Encoded(DTYPES[entry["dtype"]], shape, frames, entry["base"], entry["signed"], steps, given)
 
     def _decoded(
         self, code: Encoded, name: str, given: Tensor | None, rows: tuple[int, int] | None, threads: int | None

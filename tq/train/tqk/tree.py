@@ -1,4 +1,4 @@
-"""Nested states as JSON and a list of tensors, and back: what a file can hold, and nothing that would have to be run."""
+"""Nested states as JSON and a list of tensors, and back: what a file can hold; nothing in it has to be run."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def put_together(said: Any, tensors: Mapping[str, Any], depth: int = 0) -> Any:
     if "kind" not in said:
         return {key: put_together(each, tensors, depth + 1) for key, each in said.items()}
     kind, of = said["kind"], said.get("of")
-    if kind == "tensor" and of in tensors:
+    if kind == "tensor" and isinstance(of, str) and of in tensors:
         return tensors[of]
     if kind == "tuple" and isinstance(of, list):
         return tuple(put_together(each, tensors, depth + 1) for each in of)

@@ -174,6 +174,11 @@ def resealed(content: bytes, change) -> bytes:
     return content[: -_END.size - size] + said + end
 
 
+def test_nothing_fits_in_between(small, tmp_path):
+    footer = len(small) - _END.size - _END.unpack(small[-_END.size :])[1]
+    assert outcome(tmp_path / "x.tqk", small[:footer] + b"more" + small[footer:]) == "refused"
+
+
 def test_footers_that_mean_harm(small, tmp_path):
     def entry(**what):
         return lambda footer: footer["tensors"][0].update(what)
@@ -189,7 +194,7 @@ def test_footers_that_mean_harm(small, tmp_path):
         lambda f: f.update(state={"kind": "tensor", "of": "nobody"}), lambda f: f.update(tensors={}),
         lambda f: f.update(state={"kind": "exec", "of": "1"}), lambda f: f.pop("state"),
         lambda f: f.update(tensors=[1]),
-        lambda f: f.update(state={"kind": "pairs", "of": [[[1], 2]]}),
+        lambda f: f.update(begins=f["begins"] + 1), lambda f: f.update(state={"kind": "pairs", "of": [[[1], 2]]}),
     ]  # fmt: skip
     for number, change in enumerate(changes):
         assert outcome(tmp_path / "x.tqk", resealed(small, change)) == "refused", number

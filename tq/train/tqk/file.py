@@ -2,7 +2,7 @@
 
     begin   8 bytes   MAGIC
     frames            of every tensor, one after the other, and the steps that its rows and columns are expected at
-    footer            JSON: version, state (nested), tensors (name, dtype, shape, where its frames are)
+    footer            JSON: version, where it begins, state (nested), tensors (name, dtype, shape, where its frames are)
     end    32 bytes   BLAKE2b of the footer (16), its size (8), MAGIC
 
 The footer is written last, so a file that was cut has none. Of a frame, CRC-32 of the code finds what the disk did to
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import struct
 import zlib
 from collections.abc import Iterator, Mapping
@@ -34,7 +35,7 @@ from tq.train.tqk.tree import DTYPES, put_together, take_apart
 
 MAGIC, VERSION = b"\x89TQK\r\n\x1a\n", 1
 _END = struct.Struct("<16sQ8s")
-_FIRST, _SECOND = "exp_avg", "exp_avg_sq"  # as PyTorch's Adam calls its moments
+_FIRST = re.compile(r"(^|[./])exp_avg(?=@|$)")  # as PyTorch's Adam calls a first moment; after @ stands a shard's place
 _LEAST_BYTES = 12  # of a frame
 
 
@@ -90,7 +91,7 @@ def content(state: Any, threads: int | None = None) -> Iterator[bytes | memoryvi
     at = len(MAGIC)
     described: list[dict[str, Any]] = []
     first_of: dict[tuple[Any, ...], str] = {}
-    order = sorted(tensors, key=lambda name: name.rsplit("/", 1)[-1] == _FIRST)  # what predicts comes before
+    order = sorted(tensors, key=lambda name: bool(_FIRST.search(name)))  # what predicts comes before
     for name in order:
         tensor = tensors[name]
         same = first_of.setdefault(_place(tensor), name)
@@ -113,7 +114,8 @@ def content(state: Any, threads: int | None = None) -> Iterator[bytes | memoryvi
             yield frame
             at += len(frame)
         described.append(entry)
-    footer = json.dumps({"version": VERSION, "state": said, "tensors": described}, separators=(",", ":")).encode()
+    said = {"version": VERSION, "begins": at, "state": said, "tensors": described}
+    footer = json.dumps(said, separators=(",", ":")).encode()
     yield footer
     yield _END.pack(blake2b(footer, digest_size=16).digest(), len(footer), MAGIC)
 
@@ -130,9 +132,8 @@ def _place(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def _second_moment(name: str, tensors: Mapping[str, Tensor]) -> str | None:
-    folder, _, last = name.rpartition("/")
-    other = f"{folder}/{_SECOND}" if folder else _SECOND
-    if last != _FIRST or other not in tensors:
+    other = _FIRST.sub(r"\1exp_avg_sq", name)
+    if other == name or other not in tensors:
         return None
     fits = tensors[other].shape == tensors[name].shape and tensors[other].dtype == tensors[name].dtype
     return other if fits else None
@@ -259,10 +260,15 @@ class File:
                 continue
             given = None if entry["given"] is None else tensors[entry["given"]]
             tensors[name] = self._decoded(self._code(entry, None), name, given, None, threads)
-        try:
-            return put_together(self._state, tensors)
-        except (ValueError, TypeError, RecursionError) as error:
-            raise self._damaged("its footer does not describe a state") from error
+        return self._together(tensors)
+
+    def load_objects(self) -> Any:
+        """The state with None where its tensors are: nothing more is read.
+
+        Raises:
+            DamagedFile: where the footer does not describe a state.
+        """
+        return self._together(dict.fromkeys(self._tensors))
 
     def close(self) -> None:
         """Close the file; more than once is no error."""
@@ -280,6 +286,12 @@ class File:
 
     def _damaged(self, how: str) -> DamagedFile:
         return DamagedFile(f"{self.path.name} is damaged: {how}")
+
+    def _together(self, tensors: Mapping[str, Any]) -> Any:
+        try:
+            return put_together(self._state, tensors)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise self._damaged("its footer does not describe a state") from error
 
     def _read(self, at: int, size: int) -> bytes:
         found = os.pread(self._file, size, at)
@@ -302,6 +314,8 @@ class File:
         footer = json.loads(said)
         if footer["version"] != VERSION:
             raise ValueError(f"{self.path.name} has format {footer['version']}; this reads format {VERSION}")
+        if footer["begins"] != self._size - _END.size - size:
+            raise self._damaged("something was put in before its footer, or left out")
         return footer
 
     def _check(self, entry: dict[str, Any]) -> None:

@@ -77,7 +77,7 @@ def test_a_flipped_byte_is_an_error_and_no_number(tmp_path):
         damaged = bytearray(whole)
         damaged[at] ^= 1
         file.write_bytes(damaged)
-        with pytest.raises(BaseException, match="is damaged") as caught:  # PyTorch's CheckpointException is no Exception
+        with pytest.raises(BaseException, match="is damaged") as caught:  # CheckpointException is no Exception
             loaded(tmp_path)
         assert not isinstance(caught.value, AssertionError)
     file.write_bytes(whole)

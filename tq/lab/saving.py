@@ -1,0 +1,189 @@
+"""What saving costs a training loop and what a kill leaves behind: PyTorch's distributed checkpoint beside ours."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+
+from tq.train import tqk
+from tq.train.tqk.dcp import Reader, Writer
+
+State = dict[str, Any]
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """A process group of this process, without which ``async_save`` of PyTorch does nothing."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def stalls(state: State, folder: Path, repeats: int) -> dict[str, list[float]]:
+    """Seconds that a training loop waits for a checkpoint, way by way in turns; the first turn of each is left out.
+
+    ``copy`` is a copy of all tensors into memory that is there already: the least that any way can take.
+    """
+    into = {name: tensor.clone() for name, tensor in state.items()}
+
+    def copied() -> None:
+        for name, tensor in state.items():
+            into[name].copy_(tensor)
+
+    def synchronously() -> None:
+        with open(folder / "whole.pt", "wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+
+    waits: dict[str, Callable[[], Any]] = {}
+    with alone(), tqk.Background(lambda copy: tqk.save(folder / "behind.tqk", copy, threads=1)) as behind:
+
+        def theirs() -> Any:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return dcp.async_save(state, storage_writer=dcp.FileSystemWriter(folder / "dcp", overwrite=True))
+
+        waits = {
+            "copy": copied, "torch.save": synchronously, "ours": lambda: tqk.save(folder / "whole.tqk", state),
+            "torch async": theirs, "ours async": lambda: behind.save(state),
+        }  # fmt: skip
+        taken: dict[str, list[float]] = {name: [] for name in waits}
+        for turn in range(repeats + 1):
+            for name, wait in waits.items():
+                began = time.perf_counter()
+                pending = wait()
+                if turn:
+                    taken[name].append(time.perf_counter() - began)
+                if hasattr(pending, "result"):
+                    pending.result()
+    return taken
+
+
+class Way(NamedTuple):
+    """Saves a state into a folder, and loads one from it."""
+
+    save: Callable[[State, Path], Any]
+    load: Callable[[Path], State]
+
+
+def _empty() -> State:
+    return {"w": torch.zeros(200_000), "step": torch.zeros(1)}
+
+
+def _load_dcp(folder: Path, reader: type) -> State:
+    state = _empty()
+    dcp.load(state, storage_reader=reader(folder), no_dist=True)
+    return state
+
+
+WAYS = {
+    "torch.save": Way(
+        lambda state, folder: torch.save(state, folder / "x.pt"), lambda folder: torch.load(folder / "x.pt")
+    ),
+    "torch dcp": Way(
+        lambda state, folder: dcp.save(state, storage_writer=dcp.FileSystemWriter(folder), no_dist=True),
+        lambda folder: _load_dcp(folder, dcp.FileSystemReader),
+    ),
+    "ours": Way(
+        lambda state, folder: tqk.save(folder / "x.tqk", state, threads=1), lambda folder: tqk.load(folder / "x.tqk")
+    ),
+    "ours dcp": Way(
+        lambda state, folder: dcp.save(state, storage_writer=Writer(folder, threads=1), no_dist=True),
+        lambda folder: _load_dcp(folder, Reader),
+    ),
+}
+
+
+def state_at(step: int) -> State:
+    """A state that says which step it is of in every number."""
+    return {"w": torch.full((200_000,), float(step)), "step": torch.tensor([float(step)])}
+
+
+def _step_of(way: Way, folder: Path) -> int | None:
+    """The step of what is loaded; None if nothing can be. AssertionError for numbers of two steps."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            state = way.load(folder)
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # PyTorch's CheckpointException is no Exception
+            return None
+    step = int(state["step"][0])
+    return step if bool((state["w"] == step).all()) else -1
+
+
+def kill(way: Way, folder: Path, many: int, seed: int = 0) -> dict[str, int]:
+    """Kill a process that saves over and over into one place, at random moments.
+
+    Returns:
+        How often nothing could be loaded afterwards (``lost``), or numbers of two steps (``torn``), of ``kills``.
+    """
+    draw, found = random.Random(seed), {"kills": many, "lost": 0, "torn": 0}
+    for _ in range(many):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            way.save(state_at(0), folder)
+            child = os.fork()
+            if child == 0:
+                with suppress(BaseException):
+                    torch.set_num_threads(1)  # the pool of threads did not come along
+                    step = 0
+                    while True:
+                        step += 1
+                        way.save(state_at(step), folder)
+                os._exit(1)
+        time.sleep(draw.uniform(0.02, 0.15))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        step_found = _step_of(way, folder)
+        found["lost"] += step_found is None
+        found["torn"] += step_found == -1
+    return found
+
+
+def flip(way: Way, folder: Path, many: int, seed: int = 0) -> dict[str, int]:
+    """Flip one bit of what was saved, so many times.
+
+    Returns:
+        How often another state was loaded without an error (``silent``), and how often it was ``refused``, of ``flips``.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        way.save(state_at(3), folder)
+    file = max((path for path in folder.iterdir() if path.is_file()), key=lambda path: path.stat().st_size)
+    whole, draw = file.read_bytes(), random.Random(seed)
+    found = {"flips": many, "silent": 0, "refused": 0}
+    for _ in range(many):
+        damaged = bytearray(whole)
+        damaged[draw.randrange(len(damaged))] ^= 1 << draw.randrange(8)
+        file.write_bytes(damaged)
+        step = _step_of(way, folder)
+        found["refused"] += step is None
+        found["silent"] += step is not None and step != 3
+    return found
+
+
+def coded_state(weights: list[Tensor], codes: dict[str, Tensor]) -> State:
+    """What is saved where moments are in codes: weights as they are, and codes."""
+    return {f"w{number}": tensor for number, tensor in enumerate(weights)} | codes

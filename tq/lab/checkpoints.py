@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -114,7 +115,9 @@ def _pcodec(level: int) -> Lossless:
 
 
 def _zipnn() -> Lossless:
-    module = import_module("zipnn")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it asks PyTorch for what is deprecated
+        module = import_module("zipnn")
     by_dtype = {
         torch.float32: module.ZipNN(input_format="byte", bytearray_dtype="float32", threads=1),
         torch.bfloat16: module.ZipNN(input_format="byte", bytearray_dtype="bfloat16", threads=1),

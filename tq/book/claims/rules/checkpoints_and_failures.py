@@ -65,6 +65,71 @@ def storage_saving(claim: Claim, results: Results) -> Finding:
     return found(claim, checks, text, "The bytes and prices behind the document's figure.", "medium", KEPT)
 
 
+def writes_stall(claim: Claim, results: Results) -> Finding:
+    """A synchronous write stops a training loop at least three times as long as a copy of the state does."""
+    waits = results(CHAPTER, "stall-over-copy/torch.save")
+    ours = results(CHAPTER, "stall-over-copy/ours-async")
+    checks = (compare("wait for a synchronous write, over that for a copy", waits, 3.0),)
+    text = (
+        f"Measured in one process: a synchronous write stops the loop {waits:.0f} times as long as a copy of the state "
+        f"takes, a write in the background {ours:.1f} times."
+    )
+    return found(claim, checks, text, "Several ranks of which one writes slowly.", "medium")
+
+
+def async_is_partial(claim: Claim, results: Results) -> Finding:
+    """Asynchronous saving leaves a stall of at least a copy, and PyTorch's lost checkpoints to kills or bits here."""
+    waits = results(CHAPTER, "stall-over-copy/torch-async")
+    lost, silent = (results(CHAPTER, f"crash/torch-dcp/{key}") for key in ("lost", "silent"))
+    checks = (
+        compare("wait for an asynchronous save, over that for a copy", waits, 1.0),
+        compare("kills and flipped bits that PyTorch's format lost or did not notice", lost + silent, 1.0),
+    )
+    text = (
+        f"Measured in one process: PyTorch's asynchronous save stops the loop {waits:.0f} times as long as a copy takes. "
+        f"Saving into one folder, {lost:.0f} kills left nothing to load; {silent:.0f} flipped bits loaded in silence."
+    )
+    return found(claim, checks, text, "A later version of torch.distributed.checkpoint.", "medium")
+
+
+FAR, SIGNIFICANT = 3.0, 5.0  # times that one cost is far above another; % of the bill that is significant
+PRICE = 0.023  # dollars per GB and month
+
+
+def idle_against_storage(claim: Claim, results: Results) -> Finding:
+    """Far greater is at least three times: idle GPUs over storage in the document's month, every checkpoint kept. A
+    part holds if it is so with the last ten kept."""
+    stored = MONTH * _bytes(405e9) / 1e9 * PRICE
+    idle = _idle_usd(BLOB_S)
+    checks = (
+        compare("dollars of idle GPUs over dollars of storage, all kept", idle / stored, FAR),
+        in_part(compare("the same, with the last ten kept", idle / (stored * 10 / MONTH), FAR)),
+    )
+    text = (
+        f"Modelled for 405B on 128 GPUs, saving every 30 minutes: idle GPUs cost ${idle:,.0f} per month, storage "
+        f"${stored:,.0f} if every checkpoint is kept and ${stored * 10 / MONTH:,.0f} if ten are."
+    )
+    return found(claim, checks, text, "A faster store, or another price per GB.", "medium")
+
+
+def compression_saves(claim: Claim, results: Results) -> Finding:
+    """Significant is 5 % of the GPU bill: what lossless compression saves at the best interval. A part holds if it is
+    so every 30 minutes."""
+    bill = MONTH / 2 * GPUS * USD_B200
+    best = results(CHAPTER, "month/saved-by-compression-at-best")
+    often = results(CHAPTER, "month/as-the-document/every-30-min")
+    often -= results(CHAPTER, "month/losslessly-compressed/every-30-min")
+    checks = (
+        compare("% of the bill saved at the best interval", 100 * best / bill, SIGNIFICANT),
+        in_part(compare("% of the bill saved every 30 minutes", 100 * often / bill, SIGNIFICANT)),
+    )
+    text = (
+        f"Modelled with the ratio measured here: compression saves ${best:,.0f} per month at the best interval, "
+        f"{100 * best / bill:.1f}% of the bill of 128 GPUs. At the document's interval it saves ${often:,.0f}."
+    )
+    return found(claim, checks, text, "nvCOMP on a GPU, beside a parallel file system.", "medium")
+
+
 RULES: dict[str, Rule] = {
     "S2-001": Formula(
         "70e9 * bytes per parameter", lambda: {"in GiB at 12 bytes per parameter": _bytes(70e9) / GIB},
@@ -116,6 +181,10 @@ RULES: dict[str, Rule] = {
         "{high:.0f} seconds. It is {0:.0f} minutes at 60 seconds, and {1:,.0f} minutes for 405B on 128 GPUs.",
         would_change="The time that Meta's checkpoint writes took.",
     ),
+    "S2-014": writes_stall,
+    "S2-015": async_is_partial,
+    "S2-018": idle_against_storage,
+    "S2-019": compression_saves,
     "S2-013": RangeFormula(
         "8 bytes of moments / bytes per parameter, above one half",
         lambda: {"at 12 bytes per parameter": 100 * MOMENT_BYTES / _bytes(1.0)},

@@ -86,7 +86,7 @@ def async_is_partial(claim: Claim, results: Results) -> Finding:
         compare("kills and flipped bits that PyTorch's format lost or did not notice", lost + silent, 1.0),
     )
     text = (
-        f"Measured in one process: PyTorch's asynchronous save stops the loop {waits:.0f} times as long as a copy takes. "
+        f"Measured in one process: PyTorch's asynchronous save stops the loop {waits:.0f} times as long as a copy. "
         f"Saving into one folder, {lost:.0f} kills left nothing to load; {silent:.0f} flipped bits loaded in silence."
     )
     return found(claim, checks, text, "A later version of torch.distributed.checkpoint.", "medium")
@@ -109,7 +109,8 @@ def idle_against_storage(claim: Claim, results: Results) -> Finding:
         f"Modelled for 405B on 128 GPUs, saving every 30 minutes: idle GPUs cost ${idle:,.0f} per month, storage "
         f"${stored:,.0f} if every checkpoint is kept and ${stored * 10 / MONTH:,.0f} if ten are."
     )
-    return found(claim, checks, text, "A faster store, or another price per GB.", "medium")
+    formula = "1,440 writes * stall * 128 GPUs * $4.40 per hour, over 1,440 * 4.86 TB * $0.023 per GB and month"
+    return found(claim, checks, text, "A faster store, or another price per GB.", "medium", formula)
 
 
 def compression_saves(claim: Claim, results: Results) -> Finding:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import shutil
@@ -119,12 +120,16 @@ def _step_of(way: Way, folder: Path) -> int | None:
     """The step of what is loaded; None if nothing can be. AssertionError for numbers of two steps."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        before = logging.root.manager.disable
+        logging.disable(logging.CRITICAL)  # PyTorch writes tracebacks of what it does not find
         try:
             state = way.load(folder)
         except KeyboardInterrupt:
             raise
         except BaseException:  # PyTorch's CheckpointException is no Exception
             return None
+        finally:
+            logging.disable(before)
     step = int(state["step"][0])
     return step if bool((state["w"] == step).all()) else -1
 

@@ -53,6 +53,13 @@ class CorruptCode(ValueError):
 class Encoded:
     """A tensor in lossless code.
 
+    Example:
+        >>> import torch
+        >>> from tq.quant import lossless
+        >>> code = lossless.encode(torch.zeros(1000, 1000))
+        >>> code.numel, code.nbytes < 1000
+        (1000000, True)
+
     Attributes:
         dtype: of the tensor.
         shape: of the tensor.
@@ -151,6 +158,13 @@ def decode(
     Raises:
         CorruptCode: where ``check`` says so, or a frame is damaged in a way that the decoder notices without.
         ValueError: where the second moment is missing or not of the tensor's shape and dtype, or rows are out of range.
+
+    Example:
+        >>> import torch
+        >>> from tq.quant import lossless
+        >>> code = lossless.encode(torch.arange(12).reshape(4, 3))
+        >>> lossless.decode(code, rows=(1, 2))
+        tensor([[3, 4, 5]])
     """
     if code.given and second_moment is None:
         raise ValueError("this code needs the second moment that it was made with")

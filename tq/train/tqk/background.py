@@ -20,9 +20,12 @@ class Background:
     The copy is whole when ``save`` returns, so the next step of an optimizer cannot get into it. It is made into the
     same memory every time: the first takes as long as the system needs to give it.
 
+    Args:
+        save: writes a state; is called in the thread, with the copy. Over several ranks, on all of them in the same
+            order, with a process group that nothing else uses.
+
     Attributes:
         stalled_s: seconds that the last ``save`` took, waiting included.
-        held_bytes: of memory that copies are made into.
 
     Example:
         >>> import tempfile, torch
@@ -37,12 +40,6 @@ class Background:
     """
 
     def __init__(self, save: Callable[[Any], Any]) -> None:
-        """Save with a function.
-
-        Args:
-            save: writes a state; is called in the thread, with the copy. Over several ranks, on all of them in the same
-                order, with a process group that nothing else uses.
-        """
         self._save, self._memory = save, dict[str, Tensor]()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._last: Future[Any] | None = None
@@ -50,6 +47,7 @@ class Background:
 
     @property
     def held_bytes(self) -> int:
+        """Bytes of memory that copies are made into."""
         return sum(tensor.nbytes for tensor in self._memory.values())
 
     def save(self, state: Any) -> Future[Any]:

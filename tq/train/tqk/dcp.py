@@ -55,6 +55,11 @@ _METADATA, _ENDING = "metadata.tqk", ".tqk"
 class Writer(StorageWriter):
     """Writes a checkpoint into a folder; for ``torch.distributed.checkpoint.save``.
 
+    Args:
+        folder: the same for all ranks, on a file system that they share. It is made if it is missing.
+        threads: that encode at the same time; None: as many as PyTorch uses.
+        disk: what writes.
+
     Example:
         >>> import tempfile, torch
         >>> import torch.distributed.checkpoint as dcp
@@ -68,13 +73,6 @@ class Writer(StorageWriter):
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, threads: int | None = None, disk: Disk = DISK) -> None:
-        """Write to a folder, which is made if it is missing.
-
-        Args:
-            folder: the same for all ranks, on a file system that they share.
-            threads: that encode at the same time; None: as many as PyTorch uses.
-            disk: what writes.
-        """
         self.folder, self.threads, self._disk = Path(folder), threads, disk
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
@@ -131,15 +129,22 @@ class Reader(StorageReader):
     """Reads what ``Writer`` wrote; for ``torch.distributed.checkpoint.load``, on any number of ranks.
 
     Only the frames with rows that this rank needs are read and decoded.
+
+    Args:
+        folder: that ``Writer`` wrote to.
+        threads: that decode at the same time; None: as many as PyTorch uses.
+
+    Example:
+        >>> import tempfile, torch
+        >>> import torch.distributed.checkpoint as dcp
+        >>> from tq.train.tqk.dcp import Reader, Writer
+        >>> folder = tempfile.mkdtemp()
+        >>> _ = dcp.save({"rows": torch.arange(4)}, storage_writer=Writer(folder), no_dist=True)
+        >>> Reader(folder).read_metadata().state_dict_metadata["rows"].size
+        torch.Size([4])
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, threads: int | None = None) -> None:
-        """Read from a folder.
-
-        Args:
-            folder: that ``Writer`` wrote to.
-            threads: that decode at the same time; None: as many as PyTorch uses.
-        """
         self.folder, self.threads = Path(folder), threads
         self._places: dict[MetadataIndex, tuple[str, str]] = {}
 

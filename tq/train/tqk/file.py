@@ -158,6 +158,13 @@ def _of_whole_frames(shape: tuple[int, ...], rows: tuple[int, int]) -> tuple[int
 class File:
     """A checkpoint that is open for reading; a context manager.
 
+    Args:
+        path: of a file that ``save`` wrote.
+
+    Raises:
+        DamagedFile: where the footer is not whole.
+        OSError: where there is no such file, or it cannot be read.
+
     Attributes:
         path: of the file.
         bytes_read: so far.
@@ -174,15 +181,6 @@ class File:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Read the footer.
-
-        Args:
-            path: of a file that ``save`` wrote.
-
-        Raises:
-            DamagedFile: where the footer is not whole.
-            OSError: where there is no such file, or it cannot be read.
-        """
         self.path, self.bytes_read, self.digest = Path(path), 0, b""
         self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:

@@ -38,7 +38,17 @@ class _Saved:
 
 
 class Checkpoints:
-    """Saves and loads the states of all ranks.
+    """Saves and loads the states of all ranks, in a folder that need not be there yet.
+
+    Args:
+        folder: the same for all ranks, on a file system that they share.
+        keep: how many checkpoints stay. At least 2: one that turns out to be damaged has another behind it.
+        group: of the ranks that save together, able to send CPU tensors; None: this process alone.
+        threads: that encode at the same time; None: as many as PyTorch uses.
+        disk: what writes.
+
+    Raises:
+        ValueError: for fewer than two to keep.
 
     Example:
         >>> import tempfile, torch
@@ -59,18 +69,6 @@ class Checkpoints:
         threads: int | None = None,
         disk: Disk = DISK,
     ) -> None:
-        """Open a folder, which need not be there yet.
-
-        Args:
-            folder: the same for all ranks, on a file system that they share.
-            keep: how many checkpoints stay. At least 2: one that turns out to be damaged has another behind it.
-            group: of the ranks that save together, able to send CPU tensors; None: this process alone.
-            threads: that encode at the same time; None: as many as PyTorch uses.
-            disk: what writes.
-
-        Raises:
-            ValueError: for fewer than two to keep.
-        """
         if keep < 2:
             raise ValueError(f"keep must be at least 2, got {keep}")
         self.folder, self.keep, self.threads = Path(folder), keep, threads

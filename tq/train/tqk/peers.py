@@ -44,18 +44,29 @@ def holder_of(rank: int, ranks: int) -> int:
 
 
 class PeerMemory:
-    """Keeps states of ranks in the memory of their own host and of a partner's."""
+    """Keeps states of ranks in the memory of their own host and of a partner's.
+
+    Args:
+        folder: of this host, in memory; of this job alone. It is made if it is missing.
+        group: of all ranks, able to send CPU tensors; None: the default group.
+        threads: that encode at the same time; None: as many as PyTorch uses.
+
+    Example:
+        >>> import tempfile, torch
+        >>> import torch.distributed as dist
+        >>> from tq.train.tqk.peers import PeerMemory
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> memory = PeerMemory(tempfile.mkdtemp())
+        >>> for step in (7, 8, 9):
+        ...     size = memory.save(step, {"w": torch.full((3,), float(step))})
+        >>> memory.load()
+        (9, {'w': tensor([9., 9., 9.])})
+        >>> dist.destroy_process_group()
+    """
 
     def __init__(
         self, folder: str | os.PathLike[str], group: dist.ProcessGroup | None = None, *, threads: int | None = None
     ) -> None:
-        """Keep copies in a folder.
-
-        Args:
-            folder: of this host, in memory; of this job alone. It is made if it is missing.
-            group: of all ranks, able to send CPU tensors; None: the default group.
-            threads: that encode at the same time; None: as many as PyTorch uses.
-        """
         self.folder, self.threads = Path(folder), threads
         self._group = group if group is not None else dist.group.WORLD
         self._rank, self._ranks = dist.get_rank(self._group), dist.get_world_size(self._group)

@@ -37,7 +37,7 @@ FLOORS = {
     "tq.train": Floor(
         inside=("tq.quant", "tq.train"),
         outside=frozenset({"torch", "numpy"}),
-        lazy=frozenset({"tokenizers", "datasets", "tqdm"}),
+        lazy=frozenset({"tokenizers", "datasets", "tqdm", "safetensors"}),
     ),
     "tq.train.model": Floor(  # what is trained knows nothing of how its gradients travel
         inside=("tq.quant", "tq.train.model"),

@@ -147,8 +147,7 @@ def decode(
     Args:
         code: of ``encode``.
         second_moment: that the encoder was given, where ``code.given``. Of another, the outcome is other numbers.
-        rows: first and last (exclusive) index along the first dimension; only frames with these rows are decoded. None:
-            all.
+        rows: first and last (exclusive) index along the first dimension, the only ones to decode; None: all.
         threads: as of ``encode``.
         check: is asked of every frame that was decoded, with its number and its bytes, whether they are right.
 

@@ -41,8 +41,10 @@ def train(rank: int, folder: str, ranks: int) -> None:
 def resume(rank: int, folder: str, ranks: int) -> None:
     memory = start(rank, folder, ranks, "second")
     found = memory.load()
-    right = found is not None and torch.equal(found[1]["w"], state_of(rank, found[0])["w"])
-    told = {"step": None if found is None else found[0], "right": right, "rank": None if found is None else found[1]["rank"]}
+    told = {"step": None}
+    if found is not None:
+        step, state = found
+        told = {"step": step, "right": torch.equal(state["w"], state_of(rank, step)["w"]), "rank": state["rank"]}
     Path(folder, f"found-{rank}.json").write_text(json.dumps(told))
     dist.barrier()
     dist.destroy_process_group()

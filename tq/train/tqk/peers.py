@@ -1,9 +1,9 @@
-"""Checkpoints in the memory of other hosts: every rank keeps the state of a partner, outside of any process that trains.
+"""Checkpoints in the memory of other hosts: every rank keeps the state of a partner, outside of what trains.
 
-A launcher such as torchrun ends all workers when one fails, so copies live in files of a folder in memory (``/dev/shm``),
-which stays while the host does. Ranks form pairs, and a last group of three where their number is odd. A host that is
-lost takes its own copies along, and its partner has them too; only where both are lost the checkpoint on the disk is
-needed (Wang et al., SOSP 2023: Gemini).
+A launcher such as torchrun ends all workers when one fails, so copies live in files of a folder in memory
+(``/dev/shm``), which stays while the host does. Ranks form pairs, and a last group of three where their number is odd.
+A host that is lost takes its own copies along, and its partner has them too; only where both are lost the checkpoint on
+the disk is needed (Wang et al., SOSP 2023: Gemini).
 """
 
 from __future__ import annotations

@@ -145,6 +145,7 @@ MAKERS: dict[str, tuple[str, Callable[[], Lossless]]] = {  # name: package, code
     "ours, each tensor alone": ("", lambda: _ours(False)),
     "ZipNN": ("zipnn", _zipnn),
     "pcodec, level 8": ("pcodec", lambda: _pcodec(8)),
+    "pcodec, level 12": ("pcodec", lambda: _pcodec(12)),
     "zstd, level 3": ("zstandard", lambda: _zstd(3)),
     "blosc2, shuffle and zstd": ("blosc2", lambda: _blosc("SHUFFLE", "ZSTD", 1)),
     "blosc2, bitshuffle and lz4": ("blosc2", lambda: _blosc("BITSHUFFLE", "LZ4", 5)),

@@ -30,7 +30,35 @@ test_each_formula_comes_to, test_every_formula_is_worked_out = s.formula_tests(r
 
 
 def test_all_other_rules_are_formulas() -> None:
-    assert s.over_results(rules) == {"S2-008"}
+    assert s.over_results(rules) == {"S2-008", "S2-015", "S2-018", "S2-019"}
+
+
+RESULTS: dict[str, s.Values] = {
+    rules.CHAPTER: {
+        "month/as-the-document/every-30-min": 219_168.0,
+        "month/in-the-background/every-30-min": 2_951.0,
+        "month/losslessly-compressed/every-30-min": 163_070.0,
+        "month/saved-by-compression-at-best": 2_014.0,
+        "ratio/ours/mix": 1.345,
+    }
+}
+LEFT, RATIO = "month/in-the-background/every-30-min", "ratio/ours/mix"
+BEST, OFTEN = "month/saved-by-compression-at-best", "month/losslessly-compressed/every-30-min"
+TURNS: list[s.Turn] = [
+    ("S2-015", {}, P),  # 1.3 % of the loss is left, and the bytes still shrink
+    ("S2-015", {LEFT: 43_900.0}, F),  # 20 %
+    ("S2-015", {LEFT: 43_700.0, RATIO: 1.05}, N),
+    ("S2-019", {}, P),  # $2,014 of $405,504, and $56,098 at the document's interval
+    ("S2-019", {BEST: 20_300.0}, F),
+    ("S2-019", {OFTEN: 200_000.0}, N),
+]
+test_each_turn, test_each_rule_turns = s.result_tests(rules, RESULTS, TURNS, apart=("S2-008", "S2-018"))
+
+
+def test_storage_is_a_part_of_what_idle_gpus_cost() -> None:
+    """972 s * 1,440 / 3,600 h * 128 * $4.40 = $218,972 against 1,440 * 4,860 GB * $0.023 = $160,963: 1.36 times."""
+    judged = rules.idle_against_storage(ledger.claim("S2-018"), ledger.Results())
+    assert judged.verdict == P and "$218,972" in judged.condition and "$160,963" in judged.condition
 
 
 @pytest.mark.parametrize(

@@ -61,13 +61,14 @@ class Writer(StorageWriter):
         disk: what writes.
 
     Example:
-        >>> import tempfile, torch
+        >>> import tempfile, torch, warnings
         >>> import torch.distributed.checkpoint as dcp
         >>> from tq.train.tqk.dcp import Reader, Writer
         >>> folder = tempfile.mkdtemp()
-        >>> _ = dcp.save({"weight": torch.ones(3), "step": 7}, storage_writer=Writer(folder), no_dist=True)
         >>> state = {"weight": torch.zeros(3), "step": 0}
-        >>> dcp.load(state, storage_reader=Reader(folder), no_dist=True)
+        >>> with warnings.catch_warnings(action="ignore"):  # that there is one process
+        ...     saved = dcp.save({"weight": torch.ones(3), "step": 7}, storage_writer=Writer(folder), no_dist=True)
+        ...     dcp.load(state, storage_reader=Reader(folder), no_dist=True)
         >>> state
         {'weight': tensor([1., 1., 1.]), 'step': 7}
     """
@@ -135,11 +136,12 @@ class Reader(StorageReader):
         threads: that decode at the same time; None: as many as PyTorch uses.
 
     Example:
-        >>> import tempfile, torch
+        >>> import tempfile, torch, warnings
         >>> import torch.distributed.checkpoint as dcp
         >>> from tq.train.tqk.dcp import Reader, Writer
         >>> folder = tempfile.mkdtemp()
-        >>> _ = dcp.save({"rows": torch.arange(4)}, storage_writer=Writer(folder), no_dist=True)
+        >>> with warnings.catch_warnings(action="ignore"):  # that there is one process
+        ...     saved = dcp.save({"rows": torch.arange(4)}, storage_writer=Writer(folder), no_dist=True)
         >>> Reader(folder).read_metadata().state_dict_metadata["rows"].size
         torch.Size([4])
     """

@@ -93,6 +93,29 @@ def strategy(claim: Claim, results: Results) -> Finding:
     return found(claim, checks, text, "Two published runs of one model that differ threefold by layout.", "medium")
 
 
+LEAST = 0.2  # of the cost, what elastic training is said to save at least
+
+
+def elastic(claim: Claim, results: Results) -> Finding:
+    """Reproduced if an elastic run on spot nodes, at its best setting, saves a fifth against on-demand nodes on every
+    recorded trace and at every listed discount. A part holds if it does on one trace at one discount, or if it saves a
+    fifth against a run of fixed size on the same spot nodes on one trace."""
+    low, high = (results(CHAPTER, f"elastic/tuned/against-on-demand/{end}") for end in ("low", "high"))
+    least, most = (results(CHAPTER, f"elastic/tuned/saves-against-fixed/{end}") for end in ("low", "high"))
+    sooner = results(CHAPTER, "elastic/tuned/more-work/high")
+    checks = (
+        compare("least saving against on-demand", low, LEAST),
+        in_part(compare("largest saving against on-demand", high, LEAST)),
+        in_part(compare("largest saving against fixed size on spot nodes", most, LEAST)),
+    )
+    text = (
+        f"Replayed on five traces of spot nodes, an elastic run saves {low:.0%} to {high:.0%} against on-demand prices. "
+        f"Against a run of fixed size on the same nodes it saves {least:.1%} to {most:.1%} and works up to {sooner:.1f} "
+        "times as much."
+    )
+    return found(claim, checks, text, "A trace of today's GPUs, or a bill.", "medium", "tq.systems.elastic.replay")
+
+
 RULES: dict[str, Rule] = {
     "S0-007": share_saved,
     "S0-008": _dollars("70b", "A 70B run that waits a third of its time for gradients on rented GPUs."),
@@ -100,4 +123,5 @@ RULES: dict[str, Rule] = {
     "S0-019": fifth_saved,
     "S0-044": _dollars("175b-gpt-3", "A 175B run on GPT-3's tokens that costs several times $1.2M."),
     "S3-009": strategy,
+    "S3-030": elastic,
 }

@@ -46,6 +46,10 @@ class Recorder(Disk):
         super().rename(old, new)
         self.log.append(("rename", old, new))
 
+    def link(self, old, new):
+        super().link(old, new)
+        self.log.append(("link", new, old))
+
     def remove(self, path):
         super().remove(path)
         self.log.append(("remove", path))
@@ -88,6 +92,9 @@ def after_crash(log: list[tuple], root: Path, target: Path, draw: random.Random)
             inodes[path].now += entry[2]
         elif kind == "sync":
             inodes[path].safe = bytes(inodes[path].now)
+        elif kind == "link":
+            inodes[path] = inodes[entry[2]]
+            waiting.append(("create", path, inodes[path]))
         elif kind == "sync_folder":
             for one in [one for one in waiting if one[1].parent == path]:
                 change(one)

@@ -46,6 +46,10 @@ class Disk:
     def rename(self, old: Path, new: Path) -> None:
         os.replace(old, new)
 
+    def link(self, old: Path, new: Path) -> None:
+        """A second name of a file."""
+        os.link(old, new)
+
     def remove(self, path: Path) -> None:
         os.unlink(path)
 

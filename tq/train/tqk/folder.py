@@ -3,6 +3,8 @@
     <folder>/0000000100-0/rank-0.tqk ... rank-3.tqk   written by every rank, forced to the disk
     <folder>/0000000100-0/whole.json                  written by rank 0 after that: step, sizes and digests
 
+With ``share``, a rank's file names pieces beside it, and those that an earlier checkpoint has are linked.
+
 Only what has its ``whole.json`` is a checkpoint. The name ends with a number that counts savings of the same step, so
 nothing that is whole is ever written over.
 """
@@ -21,8 +23,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tq.train.tqk.disk import DISK, Disk, SaveFailed, durable
+from tq.train.tqk.disk import DISK, Disk, SaveFailed, durable, durable_folder
 from tq.train.tqk.file import DamagedFile, File, save
+from tq.train.tqk.pieces import ENDING, load_pieces, save_pieces
 
 _WHOLE, _NAME = "whole.json", re.compile(r"(\d{10,})-(\d+)")
 
@@ -44,6 +47,9 @@ class Checkpoints:
         folder: the same for all ranks, on a file system that they share.
         keep: how many checkpoints stay. At least 2: one that turns out to be damaged has another behind it.
         group: of the ranks that save together, able to send CPU tensors; None: this process alone.
+        share: link what did not change since an earlier checkpoint and write only the rest: for frozen weights, adapters
+            and rows that no token touched. A full training step changes nearly everything, and pieces are coded without
+            the help of other tensors, so it does not pay there.
         threads: that encode at the same time; None: as many as PyTorch uses.
         disk: what writes.
 
@@ -66,12 +72,13 @@ class Checkpoints:
         *,
         keep: int = 2,
         group: dist.ProcessGroup | None = None,
+        share: bool = False,
         threads: int | None = None,
         disk: Disk = DISK,
     ) -> None:
         if keep < 2:
             raise ValueError(f"keep must be at least 2, got {keep}")
-        self.folder, self.keep, self.threads = Path(folder), keep, threads
+        self.folder, self.keep, self.share, self.threads = Path(folder), keep, share, threads
         self._group, self._disk = group, disk
         self._rank = 0 if group is None else dist.get_rank(group)
         self._ranks = 1 if group is None else dist.get_world_size(group)
@@ -88,7 +95,7 @@ class Checkpoints:
             state: of this rank, as ``tqk.save`` takes it.
 
         Returns:
-            Bytes of this rank's file.
+            Bytes that this rank wrote.
 
         Raises:
             SaveFailed: on all ranks, if one of them could not write. What was saved before is untouched.
@@ -100,17 +107,18 @@ class Checkpoints:
         again = max([saved.again for saved in self._numbered() if saved.step == step], default=-1) + 1
         again = int(self._agree(torch.tensor([again]))[0])
         target = self.folder / f"{step:010d}-{again}"
-        path, failure, size, digest = target / f"rank-{self._rank}.tqk", None, 0, bytes(16)
+        name, failure, written, size, digest = f"rank-{{}}{ENDING if self.share else '.tqk'}", None, 0, 0, bytes(16)
+        path = target / name.format(self._rank)
         try:
-            size = save(path, state, threads=self.threads, disk=self._disk)
+            written = self._write(path, state)
             with File(path) as file:
-                digest = file.digest
+                size, digest = path.stat().st_size, file.digest
         except (OSError, TypeError, DamagedFile) as error:
             failure = error
         said = torch.tensor([failure is None, size, *digest])
         every = self._gather(said)
         self._or_fail(failure, [rank for rank, one in enumerate(every) if not one[0]], target)
-        files = [[f"rank-{rank}.tqk", int(one[1]), bytes(one[2:].tolist()).hex()] for rank, one in enumerate(every)]
+        files = [[name.format(rank), int(one[1]), bytes(one[2:].tolist()).hex()] for rank, one in enumerate(every)]
         if self._rank == 0:
             whole = json.dumps({"step": step, "files": files}).encode()
             try:
@@ -120,7 +128,7 @@ class Checkpoints:
         self._or_fail(failure, [] if self._agree(torch.tensor([failure is None]))[0] else [0], target)
         if self._rank == 0:
             self._remove_old()
-        return size
+        return written
 
     def load(self, step: int | None = None) -> Any:
         """The state of this rank, from the newest checkpoint, or of one step.
@@ -153,6 +161,13 @@ class Checkpoints:
 
     # --- pieces ---
 
+    def _write(self, path: Path, state: Any) -> int:
+        if not self.share:
+            return save(path, state, threads=self.threads, disk=self._disk)
+        durable_folder(path.parent, self._disk)
+        earlier = [saved.path for saved in self._whole()]
+        return save_pieces(path, state, earlier, threads=self.threads, disk=self._disk)
+
     def _read(self, saved: _Saved) -> Any:
         name, size, digest = saved.files[self._rank]
         path = saved.path / name
@@ -161,7 +176,7 @@ class Checkpoints:
         with File(path) as file:
             if file.digest.hex() != digest:
                 raise DamagedFile(f"{name} of step {saved.step} is damaged: it is of another saving")
-            return file.load(threads=self.threads)
+            return load_pieces(file, threads=self.threads) if name.endswith(ENDING) else file.load(threads=self.threads)
 
     def _numbered(self) -> list[_Saved]:
         """All folders of checkpoints, whole or not."""

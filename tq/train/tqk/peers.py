@@ -2,8 +2,10 @@
 
 A launcher such as torchrun ends all workers when one fails, so copies live in files of a folder in memory
 (``/dev/shm``), which stays while the host does. Ranks form pairs, and a last group of three where their number is odd.
-A host that is lost takes its own copies along, and its partner has them too; only where both are lost the checkpoint on
-the disk is needed (Wang et al., SOSP 2023: Gemini).
+Set ``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`` for torchrun on several hosts: else workers find each other under a number
+of restarts that each launcher counts by itself, and a second restart can fail. A host that is lost takes its own copies
+along, and its partner has them too; only where both are lost the checkpoint on the disk is needed (Wang et al., SOSP
+2023: Gemini).
 """
 
 from __future__ import annotations

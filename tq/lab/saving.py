@@ -87,6 +87,34 @@ def stalls(state: State, folder: Path, repeats: int) -> dict[str, list[float]]:
     return taken
 
 
+def cold_loads(state: State, folder: Path, repeats: int) -> dict[str, list[float]]:
+    """Seconds to load a state whose file is not in memory, way by way in turns, ``torch`` and ``ours``; and to only
+    read each file (``read torch``, ``read ours``)."""
+    files = {"torch": folder / "cold.pt", "ours": folder / "cold.tqk"}
+    torch.save(state, files["torch"])
+    tqk.save(files["ours"], state)
+    ways: dict[str, Callable[[], Any]] = {
+        "torch": lambda: torch.load(files["torch"]), "ours": lambda: tqk.load(files["ours"]),
+        "read torch": files["torch"].read_bytes, "read ours": files["ours"].read_bytes,
+    }  # fmt: skip
+    taken: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(repeats):
+        for name, load in ways.items():
+            for path in files.values():
+                _forget(path)
+            began = time.perf_counter()
+            load()
+            taken[name].append(time.perf_counter() - began)
+    return taken
+
+
+def _forget(path: Path) -> None:
+    """Out of the memory of the operating system, so that the next read is one of the disk."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
 def slowdown(step: Callable[[], Any], state: State, folder: Path, steps: int, repeats: int) -> list[float]:
     """How many times longer steps take while states are saved in the background without a pause, pair by pair."""
     ratios = []

@@ -1,8 +1,8 @@
 """Training on machines that come and go: a run of fixed size, or one that shrinks and grows, replayed on a trace.
 
 A trace says when nodes were added and removed. A run holds up to ``wanted`` of those that are there and works while it
-holds ``least`` or more: equal numbers are a run of fixed size, a smaller ``least`` is an elastic one. Work is counted in
-node-seconds, so a step of fewer nodes is a smaller batch. What a run does not use it gives back and does not pay.
+holds ``least`` or more: equal numbers are a run of fixed size, a smaller ``least`` is an elastic one. Work is counted
+in node-seconds, so a step of fewer nodes is a smaller batch. What a run does not use it gives back and does not pay.
 Whoever removes a node takes one at random of those that are there, ours or not.
 Not modelled: what a changing batch does to the loss, a price that moves, and a market that notices our demand.
 
@@ -119,7 +119,7 @@ def traces() -> dict[str, Trace]:
         time, added, removed = (tables.number(path, line, name, row[name]) for name in ("seconds", "added", "removed"))
         of = events.setdefault(row["trace"], [])
         if not row["source"] or (of and time <= of[-1][0]):
-            raise ValueError(f"{path.name}, row {line}: a source, and seconds after those of the row before, are needed")
+            raise ValueError(f"{path.name}, row {line}: a source, and seconds that grow, are needed")
         of.append((time, int(added), int(removed)))
     return {name: Trace(name, tuple(of)) for name, of in events.items()}
 

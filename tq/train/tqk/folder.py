@@ -47,9 +47,9 @@ class Checkpoints:
         folder: the same for all ranks, on a file system that they share.
         keep: how many checkpoints stay. At least 2: one that turns out to be damaged has another behind it.
         group: of the ranks that save together, able to send CPU tensors; None: this process alone.
-        share: link what did not change since an earlier checkpoint and write only the rest: for frozen weights, adapters
-            and rows that no token touched. A full training step changes nearly everything, and pieces are coded without
-            the help of other tensors, so it does not pay there.
+        share: link what did not change since an earlier checkpoint and write only the rest: for frozen weights,
+            adapters and rows that no token touched. A step of full training changes nearly
+            everything, and pieces are coded without the help of other tensors, so it does not pay there.
         threads: that encode at the same time; None: as many as PyTorch uses.
         disk: what writes.
 

@@ -59,7 +59,8 @@ def save_pieces(
         dtype = str(tensor.dtype).removeprefix("torch.")
         described[name] = {"dtype": dtype, "shape": list(tensor.shape), "pieces": digests}
     if tensors:
-        attempt("write", path, lambda: disk.sync_folder(path.parent))  # every name of a piece before that of what needs it
+        # Every name of a piece is on the disk before that of what needs it.
+        attempt("write", path, lambda: disk.sync_folder(path.parent))
     return written + save(path, {"state": said, "tensors": described}, threads=threads, disk=disk)
 
 

@@ -128,6 +128,67 @@ def compression_saves(claim: Claim, results: Results) -> Finding:
     return found(claim, checks, text, "nvCOMP on a GPU, beside a parallel file system.", "medium")
 
 
+MOST_LINES = 33.0  # "around 30"
+SHORTENED = 0.95  # of the time of a raw load
+
+
+def short_wrapper(claim: Claim, results: Results) -> Finding:
+    """Reproduced if a wrapper of about thirty lines restores weights and moments bit for bit and takes a tenth off."""
+    lines, exact, ratio = (results(CHAPTER, f"short/{key}") for key in ("lines", "exact", "ratio"))
+    fits = lines <= MOST_LINES and exact == 1 and ratio >= 1.1
+    checks = (
+        Check(f"{lines:.0f} lines, exact {exact:.0f}, {ratio:.3f} times smaller (required: {MOST_LINES:.0f}, 1, 1.1)",
+              fits),
+    )  # fmt: skip
+    text = (
+        f"{lines:.0f} lines of Python make weights and both moments {ratio:.3f} times smaller, bit for bit, with the "
+        "Huffman coder of the standard library. They write no checksum and can leave half a file."
+    )
+    return found(claim, checks, text, "A wrapper that fails on a state of training.", "high")
+
+
+def all_wait(claim: Claim, results: Results) -> Finding:
+    """Reproduced if in a synchronous save every rank waits at least 90 % of what one slow writer takes longer."""
+    least = results(CHAPTER, "slow-writer/least-wait")
+    checks = (compare("least wait of any rank, over the slow writer's delay", least, 0.9),)
+    text = (
+        f"In a synchronous save of four processes, of which one writes slowly, the quickest still waits {least:.2f} "
+        "times the delay (torch.distributed.checkpoint over gloo, on a CPU)."
+    )
+    return found(claim, checks, text, "A writer whose delay the other ranks do not notice.", "high")
+
+
+def cold_start(claim: Claim, results: Results) -> Finding:
+    """Reproduced if a compressed checkpoint that is not in memory loads in at most 95 % of the time of a raw one. A
+    part holds if the disk is slower than one core decodes, so that it could."""
+    ratio, disk = results(CHAPTER, "cold/ours-over-torch"), results(CHAPTER, "cold/disk")
+    rate = results(CHAPTER, "even/read/overlapped")
+    checks = (
+        compare("time to load, over a raw load", ratio, most=SHORTENED),
+        in_part(compare("GB/s of the disk", disk, most=rate)),
+    )
+    text = (
+        f"From a disk of {disk:.2f} GB/s a losslessly compressed checkpoint loads in {ratio:.2f} of the time of a raw "
+        f"one, checks included. One core decodes {rate:.1f} GB/s: a faster store gains nothing without more cores."
+    )
+    return found(claim, checks, text, "A faster or slower store, or a decoder on a GPU.", "medium")
+
+
+def repeats(claim: Claim, results: Results) -> Finding:
+    """Reproduced if training with the same code, seeds, data and ranks ends in different bits. A part holds if it does
+    on another number of ranks."""
+    same, other = results(CHAPTER, "repeat/same-ranks"), results(CHAPTER, "repeat/other-ranks")
+    checks = (
+        compare("share of repeated runs that are equal", same, most=0.0),
+        in_part(compare("runs on another number of ranks that are equal", other, most=0.0)),
+    )
+    text = (
+        f"On four CPU ranks repeated runs {'end in the same bits' if same else 'differ'}; on two, the same data "
+        f"{'does too' if other else 'ends in other bits'}. GPUs, whose kernels may add in any order, were not measured."
+    )
+    return found(claim, checks, text, "The same run twice on GPUs.", "medium")
+
+
 RULES: dict[str, Rule] = {
     "S2-001": Formula(
         "70e9 * bytes per parameter", lambda: {"in GiB at 12 bytes per parameter": _bytes(70e9) / GIB},
@@ -179,7 +240,10 @@ RULES: dict[str, Rule] = {
         "{high:.0f} seconds. It is {0:.0f} minutes at 60 seconds, and {1:,.0f} minutes for 405B on 128 GPUs.",
         would_change="The time that Meta's checkpoint writes took.",
     ),
+    "S2-007": short_wrapper,
+    "S2-014": all_wait,
     "S2-015": async_is_partial,
+    "S2-016": cold_start,
     "S2-018": idle_against_storage,
     "S2-019": compression_saves,
     "S2-013": RangeFormula(
@@ -219,4 +283,5 @@ RULES: dict[str, Rule] = {
         "interruption rate and writes of one minute. For 16,384 GPUs it is {0:.0f} minutes.",
         would_change="A statement of which cluster sizes are typical.",
     ),
-}  # fmt: skip
+    "S4-085": repeats,
+}

@@ -109,9 +109,9 @@ def elastic(claim: Claim, results: Results) -> Finding:
         in_part(compare("largest saving against fixed size on spot nodes", most, LEAST)),
     )
     text = (
-        f"Replayed on five traces of spot nodes, an elastic run saves {low:.0%} to {high:.0%} against on-demand prices. "
-        f"Against a run of fixed size on the same nodes it saves {least:.1%} to {most:.1%} and works up to {sooner:.1f} "
-        "times as much."
+        f"Replayed on five traces of spot nodes, an elastic run saves {low:.0%} to {high:.0%} against on-demand "
+        f"prices. Against a run of fixed size on the same nodes it saves {least:.1%} to {most:.1%} and works up to "
+        f"{sooner:.1f} times as much."
     )
     return found(claim, checks, text, "A trace of today's GPUs, or a bill.", "medium", "tq.systems.elastic.replay")
 

@@ -47,6 +47,7 @@ FLOORS = {
     "tq.train.comm": Floor(  # the wire knows neither models nor optimizers
         inside=("tq.quant", "tq.train.comm", "tq.train._torch_private"), outside=frozenset({"torch", "numpy"})
     ),
+    "tq.backend": Floor(inside=("tq.quant", "tq.train", "tq.backend"), outside=frozenset({"torch"})),
     "tq.systems": Floor(inside=("tq.systems",), outside=frozenset({"numpy"}), lazy=frozenset({"scipy"})),
     "tq.economics": Floor(
         inside=("tq.systems", "tq.economics"),

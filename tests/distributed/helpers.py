@@ -35,13 +35,15 @@ def _server() -> ForkServerContext:
 
 def _rank(
     rank: int, ranks: int, folder: str, environment: dict[str, str], function: Callable[..., Any], timeout_s: float,
-    arguments: Any,
+    backend: str, arguments: Any,
 ) -> None:  # fmt: skip
     os.environ.clear()
     os.environ.update(environment)  # as it is now, not when the server started
     store = dist.FileStore(f"{folder}/store", ranks)
     timeout = timedelta(seconds=timeout_s)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timeout)
+    if backend == "tq":
+        import tq.backend  # noqa: F401
+    dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=timeout)
     store.set(f"connected/{rank}", "")  # a function that ends its rank at once must not cut others that still connect
     store.wait([f"connected/{other}" for other in range(ranks)], timeout)
     try:
@@ -55,11 +57,12 @@ def _rank(
 
 
 def outcomes(
-    ranks: int, folder: Path, function: Callable[..., Any], *arguments: Any, timeout_s: float = 60
-) -> list[dict[str, Any]]:
+    ranks: int, folder: Path, function: Callable[..., Any], *arguments: Any, timeout_s: float = 60,
+    backend: str = "gloo",
+) -> list[dict[str, Any]]:  # fmt: skip
     """What ``function(rank, ranks, *arguments)`` gave on each rank: {"value": ...}, {"error": text}, {} if it died."""
     folder.mkdir(parents=True, exist_ok=True)
-    given = ranks, str(folder), dict(os.environ), function, timeout_s, arguments
+    given = ranks, str(folder), dict(os.environ), function, timeout_s, backend, arguments
     processes = [_server().Process(target=_rank, args=(rank, *given), daemon=True) for rank in range(ranks)]
     for process in processes:
         process.start()  # the first one waits for the server
@@ -74,9 +77,11 @@ def outcomes(
     return [torch.load(file, weights_only=True) if file.is_file() else {} for file in files]
 
 
-def values(ranks: int, folder: Path, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+def values(
+    ranks: int, folder: Path, function: Callable[..., Any], *arguments: Any, backend: str = "gloo"
+) -> list[Any]:
     """``outcomes`` where every rank must have come to its end."""
-    found = outcomes(ranks, folder, function, *arguments)
+    found = outcomes(ranks, folder, function, *arguments, backend=backend)
     for outcome in found:
         assert "value" in outcome, outcome.get("trace", "died")
     return [outcome["value"] for outcome in found]

@@ -5,7 +5,7 @@
     init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"), backend_override={"dp": "tq"})
 
 Sums and means of large float tensors are coded, in all-reduces and reduce-scatters; everything else goes to gloo (CPU)
-or NCCL (GPU) as it is. ``configure`` and environment variables say what is coded and how; ``report`` says what it saved.
+or NCCL (GPU) as it is. ``configure`` and environment variables say what is coded; ``report`` says what it saved.
 A group of tensor parallelism would have its activations coded: give such an axis another backend.
 """
 

@@ -56,6 +56,45 @@ def test_one_changed_rounding_is_caught_by_six_of_forty_each_time(
     assert caught == 20
 
 
+@pytest.fixture
+def without_recording(kept: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A chapter whose kept runs are of other code, and which was never recorded."""
+    for path in kept:
+        run = tasks.read(path)
+        tasks.write(tmp_path / f"{path.stem[:16]}-{'0' * 16}.pt", {**run, "sources": "other code"})
+    monkeypatch.setattr(revalidate, "load", lambda *_: None)
+    monkeypatch.setattr(revalidate.paths, "tasks", lambda *_: tmp_path)
+    monkeypatch.setattr(revalidate.archive, "place", lambda *_: tmp_path / "no archive")
+    return tmp_path
+
+
+def test_runs_without_a_recording_count_again(without_recording: Path, kept: list[Path]) -> None:
+    agree, said = revalidate.revalidate("gap-trends", sample=4)
+    assert agree and said.count("ok: the same bits") == 4 and "40 kept runs count as today's" in said
+    assert sorted(path.name for path in without_recording.glob("*.pt")) == sorted(path.name for path in kept)
+    note = tasks.read(next(without_recording.glob("*.pt")))["revalidated"]
+    assert (note["sample"], note["of"], note["allowed"]) == (4, 40, 0.0)
+    assert revalidate.revalidate("gap-trends") == (True, "gap-trends (cpu, full): 40 kept runs are today's")
+
+
+def test_runs_without_a_recording_that_differ_do_not_count(
+    without_recording: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = sorted(path.name for path in without_recording.glob("*.pt"))
+    monkeypatch.setattr(revalidate, "difference", lambda a, b: 1.0)
+    agree, said = revalidate.revalidate("gap-trends", sample=2)
+    assert not agree and said.endswith("today's code gives other results: these runs do not count")
+    assert sorted(path.name for path in without_recording.glob("*.pt")) == before
+
+
+def test_a_chapter_without_anything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(revalidate, "load", lambda *_: None)
+    monkeypatch.setattr(revalidate.paths, "tasks", lambda *_: tmp_path)
+    monkeypatch.setattr(revalidate.archive, "place", lambda *_: tmp_path / "no archive")
+    with pytest.raises(ValueError, match="has no recording and no kept runs"):
+        revalidate.revalidate("gap-trends")
+
+
 def test_another_processor_is_allowed_a_tolerance_that_is_printed(
     kept: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,7 +4,7 @@ A random sample of the runs that a recording rests on is computed with today's c
 If all agree, the kept runs count as today's, and the recording takes today's hash and says what it was revalidated by;
 but only if everything that has changed lies among what those runs are made of. A changed notebook cell, or an
 instrument that the runs do not use, is not covered by them: then the chapter is to be reproduced, which takes the kept
-runs and computes only the rest.
+runs and computes only the rest. So it is with a chapter that has no recording yet: its kept runs count again.
 """
 
 from __future__ import annotations
@@ -119,13 +119,14 @@ def revalidate(
     """(whether the recording counts as today's, what was found, in lines).
 
     sample: runs that are computed anew, drawn by a generator that the recording and today's sources seed: a second try
-    draws the same. Raises ValueError where there is nothing to revalidate or not all its runs are kept.
+    draws the same. Without a recording: whether the kept runs count as today's. Raises ValueError where there is
+    nothing to revalidate or not all its runs are kept.
     """
     if sample < 1:
         raise ValueError(f"sample={sample!r}: at least 1")
     recorded, notebook = load(chapter, device, profile), paths.notebook(chapter)
     if recorded is None:
-        raise ValueError(f"{chapter} ({device}, {profile}) has no recording")
+        return _runs_alone(chapter, device, profile, sample, jobs)
     stale = changed(recorded, notebook)
     if not stale:
         return True, f"{chapter} ({device}, {profile}) is up to date"
@@ -154,6 +155,32 @@ def revalidate(
     at = (recorded["commit"] or "unknown")[:10]
     lines.append(f"recorded at {at}, revalidated by {len(chosen)} of {len(files)} runs")
     return True, "\n".join(lines)
+
+
+def _runs_alone(chapter: str, device: str, profile: str, sample: int, jobs: int | None) -> tuple[bool, str]:
+    """The kept runs of a chapter without a recording."""
+    if archive.place(chapter, device, profile).is_file():
+        archive.unpack(chapter, device, profile)
+    kept = {path: tasks.read(path) for path in sorted(paths.tasks(chapter, device, profile).glob("*.pt"))}
+    if not kept:
+        raise ValueError(f"{chapter} ({device}, {profile}) has no recording and no kept runs")
+    functions = {each["function"] for each in kept.values()}
+    today = {name: tasks.circumstances(tasks.named(name), device) for name in functions}
+    names = {path: tasks.file_name(tasks.named(each["function"]), each["task"], today[each["function"]])
+             for path, each in kept.items()}  # fmt: skip
+    stale = [path for path, name in names.items() if not (path.parent / name).is_file()]
+    if not stale:
+        return True, f"{chapter} ({device}, {profile}): {len(set(names.values()))} kept runs are today's"
+    draw = random.Random(f"{[path.name for path in stale]} {sorted(str(each) for each in today.values())}")
+    chosen = draw.sample(stale, min(sample, len(stale)))
+    agree, bound, lines = _try(chosen, device, jobs)
+    if not agree:
+        return False, "\n".join([*lines, "today's code gives other results: these runs do not count"])
+    note = {"at": commit()[0], "time_utc": now(), "sample": len(chosen), "of": len(stale), "allowed": bound}
+    _adopt(stale, device, note)
+    for path in stale:
+        path.unlink()
+    return True, "\n".join([*lines, f"{len(stale)} kept runs count as today's; the chapter has no recording yet"])
 
 
 def _try(chosen: Sequence[Path], device: str, jobs: int | None) -> tuple[bool, float, list[str]]:

@@ -39,7 +39,18 @@ def test_a_removal_costs_the_work_since_the_last_checkpoint_and_a_restart() -> N
     third = (2 * 300 + 270) * 3  # 890 s, after 10 s of writing
     assert lost.work == pytest.approx(first + second + third)
     warned = replay(FOUR, replace(job, warned=True), draws=1)
-    assert warned.work == pytest.approx(first + 280 * 4 + second + third)
+    # The two nodes that stay write for 10 s: 890 s of work in the second part.
+    assert warned.work == pytest.approx(first + 280 * 4 + (2 * 300 + 270) * 2 + third)
+
+
+def test_a_checkpoint_counts_once_it_is_written() -> None:
+    job = Job(2, 1, interval_s=5000, write_s=30, restart_s=0)
+    early = Trace("all leave while it is written", ((0, 1, 0), (1000, 1, 0), (1010, 0, 2), (2000, 0, 0)))
+    assert replay(early, job, draws=1).work == 0
+    late = Trace("all leave after it", ((0, 1, 0), (1000, 1, 0), (1031, 0, 2), (2000, 0, 0)))
+    assert replay(late, job, draws=1).work == 1000
+    again = Trace("it grows again meanwhile", ((0, 1, 0), (1000, 1, 0), (1010, 1, 0), (2000, 0, 0)))
+    assert replay(again, replace(job, wanted=3), draws=1).work == 1000 + 3 * (2000 - 1040)
 
 
 def test_patience_waits_before_it_grows_again() -> None:
@@ -90,8 +101,8 @@ def test_on_any_trace(trace: Trace, a: int, b: int, warned: bool, holds: bool, p
 def test_the_recorded_traces() -> None:
     found = elastic.traces()
     assert {name: trace.most for name, trace in found.items()} == {
-        "bamboo-p3": 32, "bamboo-g4dn": 24,
-        "aws-16-us-east-2b": 16, "aws-16-us-west-2a": 16, "aws-16-us-west-2c": 16,
+        "bamboo-p3": 32, "bamboo-g4dn": 24, "aws-16-us-west-2a": 16, "aws-16-us-west-2c": 16,
+        "aws-16-us-east-2b": 16, "aws-4-us-east-1f": 4, "aws-4-us-east-2a": 4, "aws-4-us-west-2c": 4,
     }  # fmt: skip
     for trace in found.values():
         there = np.cumsum([added - removed for _, added, removed in trace.events])

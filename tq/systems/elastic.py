@@ -3,7 +3,7 @@
 A trace says when nodes were added and removed. A run holds up to ``wanted`` of those that are there and works while it
 holds ``least`` or more: equal numbers are a run of fixed size, a smaller ``least`` is an elastic one. Work is counted
 in node-seconds, so a step of fewer nodes is a smaller batch. What a run does not use it gives back and does not pay.
-Whoever removes a node takes one at random of those that are there, ours or not.
+Whoever removes a node takes one at random of those that are there, ours or not. A checkpoint counts once it is written.
 Not modelled: what a changing batch does to the loss, a price that moves, and a market that notices our demand.
 
 Sources of the traces (`data/spot_traces.csv`): Thorpe et al. 2023 (Bamboo, NSDI), Wu et al. 2024 (NSDI, spot traces).
@@ -57,7 +57,8 @@ class Job:
         write_s: that a checkpoint stops it.
         restart_s: from a change of its nodes to the next step.
         patience_s: that it waits after a change before it grows again.
-        warned: whether it is told of a removal early enough to write a checkpoint, and so loses no work.
+        warned: whether it is told of a removal early enough to write a checkpoint, and so loses no work. The write is
+            charged to the nodes that stay.
         holds: whether it keeps, and pays, the nodes that are there while they are too few to work.
     """
 
@@ -110,8 +111,8 @@ def traces() -> dict[str, Trace]:
         ValueError: where the table is broken.
 
     Example:
-        >>> sorted(traces())[0], traces()["bamboo-p3"].most
-        ('bamboo-g4dn', 32)
+        >>> len(traces()), traces()["bamboo-p3"].most
+        (8, 32)
     """
     path = tables.folder() / "spot_traces.csv"
     events: dict[str, list[tuple[float, int, int]]] = {}
@@ -135,10 +136,13 @@ class _Run:
         self.changed = -np.inf
         self.phase = 0.0  # of a cycle of work and checkpoint
         self.paid = self.work = 0.0  # node-seconds
+        self.writing, self.written = 0.0, 0.0  # of work in a checkpoint that is being written; until when
 
     def until(self, time: float) -> None:
         """Work, and pay, until then."""
         self.paid += self.held * (time - self.now)
+        if self.writing and time >= self.written:
+            self.keep()
         if self.held >= self.least and time > max(self.now, self.ready):
             worked = self.phase + time - max(self.now, self.ready)
             cycles, self.phase = divmod(worked, self.job.interval_s + self.job.write_s)
@@ -151,9 +155,11 @@ class _Run:
         self.there += added - removed
         if hit:
             self.hits += self.held >= self.least
+            self.write()
             if self.job.warned:
-                self.save()
-            self.take()
+                self.keep()
+            self.writing = 0.0
+            self.take(self.job.write_s if self.job.warned else 0.0)
         elif self.grows_at() <= self.now:
             self.grow()
 
@@ -169,20 +175,26 @@ class _Run:
         return most if most >= self.least or self.job.holds else 0
 
     def grow(self) -> None:
-        """Take more; a run that works writes a checkpoint first."""
-        writing = self.job.write_s if self.phase else 0.0
-        self.save()
-        self.take(writing)
+        """Take more; a run that has something to lose writes a checkpoint first."""
+        self.write()
+        seconds = self.job.write_s if self.writing else 0.0
+        self.written = self.now + seconds
+        self.take(seconds)
 
-    def save(self) -> None:
-        """Keep what was worked since the last checkpoint."""
-        self.work += min(self.phase, self.job.interval_s) * self.held
+    def write(self) -> None:
+        """Put what was worked since the last checkpoint into one that is being written."""
+        self.writing += min(self.phase, self.job.interval_s) * self.held
         self.phase = 0.0
 
-    def take(self, writing: float = 0.0) -> None:
-        """Start again on what is there."""
+    def keep(self) -> None:
+        """What was being written is written."""
+        self.work += self.writing
+        self.writing = 0.0
+
+    def take(self, seconds: float) -> None:
+        """Start again on what is there, after so many seconds of writing."""
         self.held, self.phase, self.changed = self.could(), 0.0, self.now
-        self.ready = self.now + writing + self.job.restart_s
+        self.ready = self.now + seconds + self.job.restart_s
 
 
 def replay(trace: Trace, job: Job, *, draws: int = 20, seed: int = 0) -> Outcome:
@@ -214,7 +226,8 @@ def replay(trace: Trace, job: Job, *, draws: int = 20, seed: int = 0) -> Outcome
                 run.grow()
             run.until(time)
             run.event(added, removed)
-        run.save()
+        run.write()
+        run.keep()
         found.append((run.paid, run.work, run.hits))
     paid, work, hits = (float(each) for each in np.mean(found, axis=0))
     return Outcome(paid, work, trace.seconds, hits)

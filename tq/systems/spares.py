@@ -2,20 +2,20 @@
 
 Nodes fail independently at a constant rate and are repaired one beside the other, so the number that is in repair is
 Poisson with mean nodes * repair time / mean life (Palm's theorem: whatever the distribution of repair times).
-Not modelled: failures that come together, and spares that are broken when they are needed.
+Nodes that wait fail like others. Not modelled: failures that come together, and spares that are broken when they are
+needed.
 
 Sources: Palm 1938 (the number in repair); Dean and Barroso 2013 (the slowest of many).
 """
 
 from __future__ import annotations
 
-from math import erfc, exp, expm1, log1p, sqrt
+from math import erfc, expm1, log, log1p, sqrt
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tq.systems.arguments import one_number, positive, positive_int
-
-MOST_SPARES = 100_000
 
 
 def waiting_share(nodes: int, spares: int, node_mtbf_s: float, repair_s: float) -> float:
@@ -38,12 +38,16 @@ def waiting_share(nodes: int, spares: int, node_mtbf_s: float, repair_s: float) 
     positive_int("spares", spares, 0)
     one_number("node_mtbf_s", node_mtbf_s)
     positive("repair_s", repair_s, zero=True)
-    mean = nodes * repair_s / node_mtbf_s
-    term = within = exp(-mean)
-    for count in range(1, spares + 1):
-        term *= mean / count
-        within += term
-    return max(0.0, 1 - within)
+    return float(_waiting(nodes * repair_s / node_mtbf_s, spares)[-1])
+
+
+def _waiting(mean: float, spares: int) -> NDArray[np.float64]:
+    """Chance that more than 0, 1, ... spares of a Poisson number are in repair; by logarithms, whatever the mean."""
+    if mean == 0:
+        return np.zeros(spares + 1)
+    counts = np.arange(spares + 1, dtype=np.float64)
+    factorials = np.cumsum(np.log(np.maximum(counts, 1.0)))
+    return np.maximum(0.0, 1 - np.cumsum(np.exp(counts * log(mean) - mean - factorials)))
 
 
 def best_spares(nodes: int, node_mtbf_s: float, repair_s: float) -> int:
@@ -58,15 +62,13 @@ def best_spares(nodes: int, node_mtbf_s: float, repair_s: float) -> int:
         >>> best_spares(1000, node_mtbf_s=5e7, repair_s=86_400)
         7
     """
-    best, least, spares = 0, -1.0, 0
-    while spares <= MOST_SPARES:
-        useful = nodes / (nodes + spares) * (1 - waiting_share(nodes, spares, node_mtbf_s, repair_s))
-        if useful > least:
-            best, least = spares, useful
-        elif useful < least * 0.9 or nodes / (nodes + spares) < least:
-            break  # with as many spares even a run that never waits is worse
-        spares += 1
-    return best
+    positive_int("nodes", nodes)
+    one_number("node_mtbf_s", node_mtbf_s)
+    positive("repair_s", repair_s, zero=True)
+    mean = nodes * repair_s / node_mtbf_s
+    spares = np.arange(int(mean + 12 * sqrt(mean)) + 30)  # beyond them nothing waits any more
+    useful = nodes / (nodes + spares) * (1 - _waiting(mean, len(spares) - 1))
+    return int(useful.argmax())
 
 
 def slow_nodes_factor(nodes: int, share: float, slowdown: float) -> float:

@@ -309,3 +309,23 @@ def test_no_file_and_a_closed_file(tmp_path, small):
     file.close()
     with pytest.raises(OSError):
         file.read("w")
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_what_predicts_may_be_another_tensor_s_numbers(tmp_path, threads):
+    """exp_avg_sq that is stored once under another name, and many tensors at the same time."""
+    v = torch.rand(300, 100) * 1e-6
+    state = {"first": v, "a": {"exp_avg": v.sqrt() * torch.randn(300, 100), "exp_avg_sq": v}}
+    state |= {str(number): torch.randn(number * 37) for number in range(20)}
+    tqk.save(tmp_path / "x.tqk", state, threads=threads)
+    found = tqk.load(tmp_path / "x.tqk", threads=threads)
+    assert torch.equal(found["a"]["exp_avg"], state["a"]["exp_avg"]) and torch.equal(found["a"]["exp_avg_sq"], v)
+    assert all(torch.equal(found[str(number)], state[str(number)]) for number in range(20))
+
+
+def test_the_file_does_not_depend_on_threads(tmp_path):
+    state = {str(number): torch.randn(400, 50 * number) for number in range(1, 12)} | {"large": torch.randn(1500, 1000)}
+    for threads in (1, 2, 3):
+        tqk.save(tmp_path / f"{threads}.tqk", state, threads=threads)
+    whole = {(tmp_path / f"{threads}.tqk").read_bytes() for threads in (1, 2, 3)}
+    assert len(whole) == 1

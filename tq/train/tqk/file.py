@@ -17,12 +17,14 @@ import os
 import re
 import struct
 import zlib
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -37,6 +39,9 @@ MAGIC, VERSION = b"\x89TQK\r\n\x1a\n", 1
 _END = struct.Struct("<16sQ8s")
 _FIRST = re.compile(r"(^|[./])exp_avg(?=@|$)")  # as PyTorch's Adam calls a first moment; after @ stands a shard's place
 _LEAST_BYTES = 12  # of a frame
+_LARGE = 2 * FRAME  # elements a thread, from which on a tensor is worth all threads
+Given = TypeVar("Given")
+Made = TypeVar("Made")
 
 
 class DamagedFile(ValueError):
@@ -92,25 +97,24 @@ def content(state: Any, threads: int | None = None) -> Iterator[bytes | memoryvi
     described: list[dict[str, Any]] = []
     first_of: dict[tuple[Any, ...], str] = {}
     order = sorted(tensors, key=lambda name: bool(_FIRST.search(name)))  # what predicts comes before
+    firsts = [name for name in order if first_of.setdefault(_place(tensors[name]), name) == name]
+    pairs = [(tensors[name], None if (v := _second_moment(name, tensors)) is None else tensors[v]) for name in firsts]
+    codes = _side_by_side(_encoded, pairs, [tensor.numel() for tensor, _ in pairs], threads)
     for name in order:
-        tensor = tensors[name]
-        same = first_of.setdefault(_place(tensor), name)
+        same = first_of[_place(tensors[name])]
         if same != name:
             described.append({"name": name, "same": same})
             continue
-        second = _second_moment(name, tensors)
-        code = lossless.encode(tensor, second_moment=None if second is None else tensors[second], threads=threads)
+        code, checks = next(codes)
         entry: dict[str, Any] = {"name": name, "dtype": str(code.dtype).removeprefix("torch.")}
         entry |= {"shape": list(code.shape), "base": code.base, "signed": code.signed}
-        entry["given"] = second if code.given else None
+        second = _second_moment(name, tensors) if code.given else None
+        entry["given"] = None if second is None else first_of[_place(tensors[second])]
         entry["steps"], entry["frames"] = [at, len(code.steps), zlib.crc32(code.steps)], []
         yield code.steps
         at += len(code.steps)
-        numbers = _bytes(tensor)
-        for number, frame in enumerate(code.frames):
-            size = FRAME * tensor.element_size()
-            check = zlib.crc32(numbers[number * size : (number + 1) * size])
-            entry["frames"].append([at, len(frame), zlib.crc32(frame), check])
+        for frame, (of_code, of_numbers) in zip(code.frames, checks, strict=True):
+            entry["frames"].append([at, len(frame), of_code, of_numbers])
             yield frame
             at += len(frame)
         described.append(entry)
@@ -118,6 +122,37 @@ def content(state: Any, threads: int | None = None) -> Iterator[bytes | memoryvi
     footer = json.dumps(said, separators=(",", ":")).encode()
     yield footer
     yield _END.pack(blake2b(footer, digest_size=16).digest(), len(footer), MAGIC)
+
+
+def _encoded(pair: tuple[Tensor, Tensor | None], threads: int | None) -> tuple[Encoded, list[tuple[int, int]]]:
+    """The code of a tensor and the checksums of its frames: of the code, and of the numbers."""
+    tensor, second = pair
+    code = lossless.encode(tensor, second_moment=second, threads=threads)
+    numbers, size = _bytes(tensor), FRAME * tensor.element_size()
+    parts = (numbers[number * size : (number + 1) * size] for number in range(len(code.frames)))
+    return code, [(zlib.crc32(frame), zlib.crc32(part)) for frame, part in zip(code.frames, parts, strict=True)]
+
+
+def _side_by_side(
+    work: Callable[[Given, int | None], Made], given: Sequence[Given], sizes: Sequence[int], threads: int | None
+) -> Iterator[Made]:
+    """What ``work`` makes, in order. Large ones have all threads, one after the other; of the others as many are under
+    way as there are threads, so that small tensors keep all cores busy and memory for a few is enough."""
+    count = threads or torch.get_num_threads()
+    if count == 1 or len(given) < 2:
+        yield from (work(each, threads) for each in given)
+        return
+    ahead: deque[Future[Made]] = deque()
+    with ThreadPoolExecutor(count) as pool:
+        for each, size in zip(given, sizes, strict=True):
+            if size >= _LARGE * count:
+                yield from (ahead.popleft().result() for _ in range(len(ahead)))
+                yield work(each, threads)
+                continue
+            ahead.append(pool.submit(work, each, 1))
+            if len(ahead) > count:
+                yield ahead.popleft().result()
+        yield from (ahead.popleft().result() for _ in range(len(ahead)))
 
 
 def _bytes(tensor: Tensor) -> memoryview:
@@ -252,12 +287,27 @@ class File:
             DamagedFile: where a checksum is wrong.
         """
         tensors: dict[str, Tensor] = {}
-        for name, entry in self._tensors.items():  # what predicts, and what is the same, was written before
+        ready: dict[str, Future[None]] = {name: Future() for name in self._tensors}
+        own = [name for name, entry in self._tensors.items() if "same" not in entry]
+
+        def get(name: str, threads: int | None) -> None:
+            entry = self._tensors[name]
+            try:
+                given = None
+                if entry["given"] is not None:  # was begun before: what predicts was written before
+                    ready[entry["given"]].result()
+                    given = tensors[entry["given"]]
+                tensors[name] = self._decoded(self._code(entry, None), name, given, None, threads)
+            except BaseException as error:
+                ready[name].set_exception(error)
+                raise
+            ready[name].set_result(None)
+
+        for _ in _side_by_side(get, own, [int(np.prod(self._tensors[name]["shape"])) for name in own], threads):
+            pass
+        for name, entry in self._tensors.items():
             if "same" in entry:
                 tensors[name] = tensors[entry["same"]]
-                continue
-            given = None if entry["given"] is None else tensors[entry["given"]]
-            tensors[name] = self._decoded(self._code(entry, None), name, given, None, threads)
         return self._together(tensors)
 
     def load_objects(self) -> Any:

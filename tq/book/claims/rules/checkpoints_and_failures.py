@@ -142,9 +142,9 @@ def short_wrapper(claim: Claim, results: Results) -> Finding:
     )  # fmt: skip
     text = (
         f"{lines:.0f} lines of Python make weights and both moments {ratio:.3f} times smaller, bit for bit, with the "
-        "Huffman coder of the standard library. They write no checksum and can leave half a file."
+        "Huffman coder of the standard library. They take fp32 tensors only and write no checksum."
     )
-    return found(claim, checks, text, "A wrapper that fails on a state of training.", "high")
+    return found(claim, checks, text, "A wrapper that fails on a state of training.", "medium")
 
 
 def all_wait(claim: Claim, results: Results) -> Finding:
@@ -159,34 +159,32 @@ def all_wait(claim: Claim, results: Results) -> Finding:
 
 
 def cold_start(claim: Claim, results: Results) -> Finding:
-    """Reproduced if a compressed checkpoint that is not in memory loads in at most 95 % of the time of a raw one. A
-    part holds if the disk is slower than one core decodes, so that it could."""
+    """Reproduced if a compressed checkpoint that is not in memory loads in at most 95 % of the time of a raw one.
+
+    A first rule let a part hold where the disk is slower than one core decodes. It was replaced after the recording: a
+    load that is slower is no reduced time.
+    """
     ratio, disk = results(CHAPTER, "cold/ours-over-torch"), results(CHAPTER, "cold/disk")
-    rate = results(CHAPTER, "even/read/overlapped")
-    checks = (
-        compare("time to load, over a raw load", ratio, most=SHORTENED),
-        in_part(compare("GB/s of the disk", disk, most=rate)),
-    )
+    checks = (compare("time to load, over a raw load", ratio, most=SHORTENED),)
     text = (
-        f"From a disk of {disk:.2f} GB/s a losslessly compressed checkpoint loads in {ratio:.2f} of the time of a raw "
-        f"one, checks included. One core decodes {rate:.1f} GB/s: a faster store gains nothing without more cores."
+        f"From a disk of {disk:.2f} GB/s a losslessly compressed checkpoint loads in {ratio:.2f} times the time of a "
+        "raw one, checks included. A slower store would favour it; a GPU decoder was not measured."
     )
     return found(claim, checks, text, "A faster or slower store, or a decoder on a GPU.", "medium")
 
 
 def repeats(claim: Claim, results: Results) -> Finding:
-    """Reproduced if training with the same code, seeds, data and ranks ends in different bits. A part holds if it does
-    on another number of ranks."""
+    """Reproduced if training with the same code, seeds, data and ranks ends in different bits.
+
+    A first rule let another number of ranks count in part. It was replaced after the recording: that is another run.
+    """
     same, other = results(CHAPTER, "repeat/same-ranks"), results(CHAPTER, "repeat/other-ranks")
-    checks = (
-        compare("share of repeated runs that are equal", same, most=0.0),
-        in_part(compare("runs on another number of ranks that are equal", other, most=0.0)),
-    )
+    checks = (compare("share of repeated runs that are equal", same, most=0.0),)
     text = (
         f"On four CPU ranks repeated runs {'end in the same bits' if same else 'differ'}; on two, the same data "
         f"{'does too' if other else 'ends in other bits'}. GPUs, whose kernels may add in any order, were not measured."
     )
-    return found(claim, checks, text, "The same run twice on GPUs.", "medium")
+    return found(claim, checks, text, "The same run twice on GPUs.", "low")
 
 
 RULES: dict[str, Rule] = {

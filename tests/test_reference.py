@@ -30,6 +30,7 @@ DOORS: dict[str, list[str] | None] = {
         "of_codec",
     ],
     "tq.train.collectives": ["HookState", "ReduceScatter", "Work", "all_reduce", "ddp_hook"],
+    "tq.backend": ["Config", "configure", "load_state_dict", "report", "state_dict"],
     "tq.train.diloco": ["DiLoCo"],
     "tq.train.optim": ["TurboQuantAdamW"],
     "tq.train.offload": ["OffloadedAdamW"],

@@ -16,7 +16,7 @@ DEFAULT = frozenset({"all_reduce", "reduce_scatter"})
 class Config:
     """Settings of a group, which all its ranks share.
 
-    Attributes:
+    Args:
         codec: of what is sent; NaN and Inf propagate.
         min_numel: smaller tensors are sent as they are.
         codes: kinds of collectives that are coded, of ``all_reduce``, ``reduce_scatter``, ``all_gather`` and
@@ -26,6 +26,12 @@ class Config:
 
     Raises:
         ValueError: for another kind, or a negative number.
+
+    Example:
+        >>> from tq import Codec
+        >>> from tq.backend import Config
+        >>> sorted(Config(Codec(bits=3), min_numel=10_000).codes)
+        ['all_reduce', 'reduce_scatter']
     """
 
     codec: Codec = field(default_factory=lambda: Codec(bits=4))
@@ -79,6 +85,12 @@ def configure(config: Config | None = None, **changes: object) -> Config:
     Args:
         config: None: those of now.
         changes: fields of ``Config`` that are to differ.
+
+    Returns:
+        The settings.
+
+    Raises:
+        ValueError, TypeError: for a field that ``Config`` does not take.
 
     Example:
         >>> import tq.backend

@@ -323,7 +323,7 @@ def test_what_predicts_may_be_another_tensor_s_numbers(tmp_path, threads):
     assert all(torch.equal(found[str(number)], state[str(number)]) for number in range(20))
 
 
-def test_the_file_does_not_depend_on_threads(tmp_path):
+def test_a_file_of_many_tensors_does_not_depend_on_threads(tmp_path):
     state = {str(number): torch.randn(400, 50 * number) for number in range(1, 12)} | {"large": torch.randn(1500, 1000)}
     for threads in (1, 2, 3):
         tqk.save(tmp_path / f"{threads}.tqk", state, threads=threads)

@@ -31,6 +31,7 @@ DOORS: dict[str, list[str] | None] = {
     ],
     "tq.train.collectives": ["HookState", "ReduceScatter", "Work", "all_reduce", "ddp_hook"],
     "tq.backend": ["Config", "configure", "load_state_dict", "report", "state_dict"],
+    "tq.train.hooks": ["HookState"],
     "tq.train.diloco": ["DiLoCo"],
     "tq.train.optim": ["TurboQuantAdamW"],
     "tq.train.offload": ["OffloadedAdamW"],

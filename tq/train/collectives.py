@@ -20,7 +20,13 @@ from torch import Tensor
 
 from tq.quant.codec import DTYPES, Code, Codec
 from tq.train.comm.agreement import Attempt, GroupError, Request, check_consistent, guarded
-from tq.train.comm.channels import BEHIND, Channel, channel_of, new_channel, resolve_group
+from tq.train.comm.channels import (
+    BEHIND,
+    Channel,
+    channel_of,
+    new_channel,
+    resolve_group,
+)
 from tq.train.comm.layout import (
     Codecs,
     Key,
@@ -178,23 +184,25 @@ def all_gather_mean(x: Tensor, codec: Codec, group: dist.ProcessGroup | None = N
     write()
 
 
+
 class HookState:
     """State of ``ddp_hook``: the codecs, a channel of its own, and ``step``, which selects the seeds.
 
-    It can be made, and pickled, before there is a process group. ``step`` counts synchronised backward passes;
-    ``state_dict`` holds it, so that a resumed job sees the seeds that it would have seen. NaN and Inf propagate
-    whatever the codec says: users of DDP, or a GradScaler, check the gradients.
+    ``step`` counts synchronised backward passes; ``state_dict`` holds it, so that a resumed job sees the seeds that it
+    would have seen. NaN and Inf propagate whatever the codec says: users of DDP, or a GradScaler, check the gradients.
 
     Args:
         codec: of both phases, or a pair with one block size.
-        group: process group; None is the default group at the first gradients, and can be pickled.
+        group: process group, all of whose ranks make it together; None is the default group.
         warmup: first steps with exact means; 50 as in ``TurboQuantAdamW``, where the reason stands.
     Raises:
-        ValueError: ``warmup`` is no integer >= 0, or block sizes differ.
+        ValueError: ``warmup`` is no integer >= 0, or block sizes differ. RuntimeError: there is no process group.
     Example:
-        >>> import tq.train.collectives
+        >>> import torch.distributed as dist, tq.train.collectives
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         >>> tq.train.collectives.HookState(tq.Codec(bits=4), warmup=50).state_dict()
         {'step': 0}
+        >>> dist.destroy_process_group()
     """
 
     def __init__(
@@ -204,18 +212,9 @@ class HookState:
             raise ValueError(f"warmup must be an integer >= 0, got {warmup!r}")
         first, second = _pair(codec)
         self.codecs = replace(first, nonfinite="propagate"), replace(second, nonfinite="propagate")
-        self.warmup, self.step = warmup, 0
-        self._group = group
-        self._channel: Channel | None = None
-
-    @property
-    def channel(self) -> Channel:
-        """Its own, made by the first gradients, on all ranks alike; RuntimeError where there is no process group."""
-        self._channel = self._channel or new_channel(self._group)
-        return self._channel
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_channel": None}  # a group cannot be pickled, and says so
+        self.warmup = warmup
+        self.channel = new_channel(group)
+        self.step = 0
 
     def state_dict(self) -> dict[str, int]:
         """The step alone."""
@@ -282,6 +281,7 @@ def _on_stream(state: HookState, buffer: Tensor, key: Key) -> torch.futures.Futu
     return future
 
 
+
 class ReduceScatter:
     """Quantized reduce-scatter for FSDP2's ``set_custom_reduce_scatter``, summed in fp32: one per module or for all.
 
@@ -341,6 +341,7 @@ class ReduceScatter:
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Continue from ``state``; ValueError for one of something else."""
         self.step = _step_of(state, "ReduceScatter")
+
 
 
 @dataclass(frozen=True)

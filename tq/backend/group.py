@@ -123,11 +123,12 @@ class CodedGroup(dist.ProcessGroup):
 
     def reduce_scatter_single(self, output: Tensor, given: Tensor, opts: Any = None) -> Any:
         plain = self._share() * given.nbytes
-        if not self._coded("reduce_scatter", [given], getattr(opts, "reduceOp", None)):
+        asked = getattr(opts, "reduceOp", dist.ReduceOp.SUM)
+        if not self._coded("reduce_scatter", [given], asked):
             self.counts.add("reduce_scatter", plain)
             return self._forward("reduce_scatter_single", output, given, opts)
         key, group = self._next(), self._group_of(given.device)
-        op = dist.ReduceOp.SUM if _is(opts.reduceOp, dist.ReduceOp.SUM) else dist.ReduceOp.AVG
+        op = dist.ReduceOp.SUM if _is(asked, dist.ReduceOp.SUM) else dist.ReduceOp.AVG
         nbytes = (self.size() - 1) * code_bytes(self.config.codec, output.numel())
         self.counts.add("reduce_scatter", plain, nbytes)
 

@@ -37,9 +37,7 @@ class HookState(collectives.HookState):
     def __init__(self, codec: Codec | Codecs, group: dist.ProcessGroup | None = None, warmup: int = WARMUP) -> None:
         if isinstance(warmup, bool) or not isinstance(warmup, int) or warmup < 0:
             raise ValueError(f"warmup must be an integer >= 0, got {warmup!r}")
-        first, second = (codec, codec) if isinstance(codec, Codec) else codec
-        if first.block != second.block:
-            raise ValueError(f"the codecs of the two phases must have one block, got {first.block} and {second.block}")
+        first, second = collectives._pair(codec)
         self.codecs = replace(first, nonfinite="propagate"), replace(second, nonfinite="propagate")
         self.warmup, self.step = warmup, 0
         self._group = group

@@ -17,7 +17,8 @@ def test_waiting_share_is_the_tail_of_poisson() -> None:
         (8, 0, 1e6, 1e4), (1000, 4, 5e7, 86_400), (2048, 20, 3e7, 2e5), (200_000, 2000, 2.28e7, 86_400)
     ):  # fmt: skip
         expected = poisson.sf(spares, nodes * repair / life)
-        assert waiting_share(nodes, spares, life, repair) == pytest.approx(expected, abs=1e-12 if nodes < 10_000 else 1e-11)
+        exact = 1e-12 if nodes < 10_000 else 1e-11
+        assert waiting_share(nodes, spares, life, repair) == pytest.approx(expected, abs=exact)
     assert waiting_share(100, 0, 1e6, 0.0) == 0
 
 

@@ -17,7 +17,7 @@ def _nothing_chosen(monkeypatch):
 def test_the_default_codes_sums_in_four_bits():
     config = configured()
     assert config == Config() and config.codec.bits == 4 and config.codec.nonfinite == "propagate"
-    assert config.codes == {"all_reduce", "reduce_scatter"} and config.min_numel == 4096 and config.warmup == 0
+    assert config.codes == {"all_reduce", "reduce_scatter"} and config.min_numel == 4096 and config.warmup == 50
 
 
 def test_the_environment(monkeypatch):

@@ -5,8 +5,9 @@
     init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"), backend_override={"dp": "tq"})
 
 Sums and means of large float tensors are coded, in all-reduces and reduce-scatters; everything else goes to gloo (CPU)
-or NCCL (GPU) as it is. ``configure`` and environment variables say what is coded; ``report`` says what it saved.
-A group of tensor parallelism would have its activations coded: give such an axis another backend.
+or NCCL (GPU) as it is, but for large reduce-scatters on CPUs, of which gloo would send twice the bytes. ``configure``
+and environment variables say what is coded; ``report`` says what it saved. A group of tensor parallelism would have its
+activations coded: give such an axis another backend.
 """
 
 from __future__ import annotations
@@ -47,11 +48,16 @@ def report() -> str:
     head = ("group", "kind", "calls", "coded", "bytes plain", "bytes sent", "ratio")
     rows = [head, *(row for group in groups().values() for row in group.counts.rows(group.group_name))]
     widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
-    return "\n".join(
+    lines = [
         "  ".join(text.ljust(width) if column < 2 else text.rjust(width)
                   for column, (text, width) in enumerate(zip(row, widths, strict=True))).rstrip()
         for row in rows
-    )  # fmt: skip
+    ]  # fmt: skip
+    for name, group in groups().items():
+        warmup = group.warmup
+        if not warmup.over and group.size() > 1:
+            lines.append(f"group {name}: sums are exact for {warmup.steps} steps, of which {warmup.done} are over")
+    return "\n".join(lines)
 
 
 def state_dict() -> dict[str, int]:
@@ -71,7 +77,7 @@ def state_dict() -> dict[str, int]:
 
 
 def load_state_dict(state: dict[str, int]) -> None:
-    """Continue from ``state_dict``, in groups of the same names.
+    """Continue from ``state_dict``, in groups of the same names; one that has coded needs no first steps again.
 
     Args:
         state: as ``state_dict`` returned it.
@@ -92,3 +98,5 @@ def load_state_dict(state: dict[str, int]) -> None:
         if name not in known:
             raise KeyError(f"there is no group {name!r} of backend tq; there are {', '.join(known) or 'none'}")
         known[name].calls = calls
+        if calls:
+            known[name].warmup.end()

@@ -16,9 +16,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tq.backend._torch_private import NEW_NAMES, FutureWork, plain_group
-from tq.backend.coded import gather_codes, scatter_codes
+from tq.backend.coded import gather_codes, scatter_codes, scatter_sums
 from tq.backend.counts import Counts
 from tq.backend.settings import Config, configured
+from tq.backend.warmup import Warmup
 from tq.train.collectives import ReduceScatter
 from tq.train.comm.agreement import GroupError
 from tq.train.comm.layout import code_bytes
@@ -41,18 +42,22 @@ class CodedGroup(dist.ProcessGroup):
         config: what is coded, and how; the same on all ranks.
         counts: of bytes.
         calls: coded collectives so far; they select the seeds.
+        warmup: the first steps, whose sums are exact.
     """
 
     def __init__(self, options: Any, config: Config) -> None:
         super().__init__(options.group_rank, options.group_size)  # type: ignore[call-arg]
         self.config, self.counts, self.calls = config, Counts(), 0
         self._store, self._timeout = options.store, options.timeout
-        self._ranks, self._named = list(options.global_ranks_in_group), str(options.group_id)
+        # PyTorch names no ranks of the group of all
+        self._ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
+        self._named = str(options.group_id)
         self._plain = plain_group(self._store, self.rank(), self.size(), self._timeout)
         self._own: dict[str, dist.ProcessGroup] = {}  # of coded traffic, by kind of device
         self._thread = ThreadPoolExecutor(1, f"tq-backend-{self._named}")
         self._scatter = ReduceScatter(config.codec)
         self._compare()
+        self.warmup = Warmup(self._plain, self.rank(), config.warmup)
         _alive.add(self)
 
     @staticmethod
@@ -93,6 +98,7 @@ class CodedGroup(dist.ProcessGroup):
     def shutdown(self) -> None:
         """Wait for what is under way and release the groups within."""
         self._thread.shutdown()
+        self.warmup.end()
         self._plain = None
         self._own.clear()
         _alive.discard(self)
@@ -124,11 +130,14 @@ class CodedGroup(dist.ProcessGroup):
     def reduce_scatter_single(self, output: Tensor, given: Tensor, opts: Any = None) -> Any:
         plain = self._share() * given.nbytes
         asked = getattr(opts, "reduceOp", dist.ReduceOp.SUM)
+        op = dist.ReduceOp.SUM if _is(asked, dist.ReduceOp.SUM) else dist.ReduceOp.AVG
         if not self._coded("reduce_scatter", [given], asked):
             self.counts.add("reduce_scatter", plain)
+            if given.device.type == "cpu" and self._fits([given], asked):  # gloo's own sends twice as much
+                pairs = self._group_of(given.device)
+                return self._started(lambda: scatter_sums(output, given, op, pairs))
             return self._forward("reduce_scatter_single", output, given, opts)
         key, group = self._next(), self._group_of(given.device)
-        op = dist.ReduceOp.SUM if _is(asked, dist.ReduceOp.SUM) else dist.ReduceOp.AVG
         nbytes = (self.size() - 1) * code_bytes(self.config.codec, output.numel())
         self.counts.add("reduce_scatter", plain, nbytes)
 
@@ -164,14 +173,15 @@ class CodedGroup(dist.ProcessGroup):
 
     def _coded(self, kind: str, given: Sequence[Tensor], op: Any = dist.ReduceOp.SUM) -> bool:
         """Whether a collective is coded: by what all ranks know alike."""
-        known = kind in self.config.codes and self.size() > 1 and (op is None or any(_is(op, each) for each in _SUMS))
-        fits = all(x.dtype in _FLOATS and x.layout == torch.strided and x.is_contiguous() for x in given)
-        if not (known and fits and given and sum(x.numel() for x in given) >= max(1, self.config.min_numel)):
+        if kind not in self.config.codes or not self._fits(given, op):
             return False
-        if self.calls < self.config.warmup:
-            self.calls += 1
-            return False
-        return True
+        return not self.warmup.exact()
+
+    def _fits(self, given: Sequence[Tensor], op: Any) -> bool:
+        """Whether it is a sum or mean, or no reduction at all, of enough floats, of several ranks."""
+        known = self.size() > 1 and (op is None or any(_is(op, each) for each in _SUMS))
+        floats = all(x.dtype in _FLOATS and x.layout == torch.strided and x.is_contiguous() for x in given)
+        return known and floats and sum(x.numel() for x in given) >= max(1, self.config.min_numel)
 
     def _share(self) -> float:
         return (self.size() - 1) / self.size()

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from tq.quant.codec import Codec
+from tq.train.collectives import WARMUP
 
 KINDS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
 DEFAULT = frozenset({"all_reduce", "reduce_scatter"})
@@ -22,7 +23,8 @@ class Config:
         codes: kinds of collectives that are coded, of ``all_reduce``, ``reduce_scatter``, ``all_gather`` and
             ``all_to_all``. Only sums and means of float tensors are; the last two carry weights or activations in most
             engines and are coded only where it is asked for.
-        warmup: so many coded collectives of a group are sent as they are at first. A step of DDP has one a bucket.
+        warmup: so many steps of the optimizer have exact sums at first, as with ``HookState``; counted by rank 0 of the
+            group. A loop without a ``torch.optim`` optimizer takes none: set it to 0.
 
     Raises:
         ValueError: for another kind, or a negative number.
@@ -37,7 +39,7 @@ class Config:
     codec: Codec = field(default_factory=lambda: Codec(bits=4))
     min_numel: int = 4096
     codes: frozenset[str] = DEFAULT
-    warmup: int = 0
+    warmup: int = WARMUP
 
     def __post_init__(self) -> None:
         if unknown := set(self.codes) - set(KINDS):

@@ -1,0 +1,1 @@
+"""Other people's engines around the same training run, each with a program of at most a screen."""

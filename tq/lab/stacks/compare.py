@@ -1,0 +1,70 @@
+"""What a stack's ranks told, taken together: losses, equal replicas, bytes and times."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+FRAMING = 1514 / 1448  # bytes of a full frame over those of its payload: Ethernet, IP and TCP with time stamps
+GRADIENTS = ("all_reduce", "reduce_scatter")
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One program's runs.
+
+    Attributes:
+        valid: held-out loss in nats per token, by seed.
+        equal: whether all ranks ended every run with the same bits.
+        seconds: of every step, the slowest rank's.
+        sent: bytes per step at a rank's interface, mean over ranks and steps; 0 without an interface.
+        gradients: bytes per step of sums and means at a rank, as they would be sent plain, by the backend's counters.
+        coded: the same, as they were sent.
+        others: bytes per step of everything else that the backend counted.
+    """
+
+    valid: list[float]
+    equal: bool
+    seconds: list[float]
+    sent: float
+    gradients: float
+    coded: float
+    others: float
+
+    @property
+    def step_s(self) -> float:
+        return statistics.median(self.seconds)
+
+    @property
+    def gradients_on_wire(self) -> float:
+        """Bytes per step of gradients at the interface: all that left it, without what the backend counted else."""
+        return self.sent - FRAMING * self.others
+
+
+def seen(told: Sequence[dict[str, Any]], skip: int = 2) -> Seen:
+    """From what each rank wrote.
+
+    Args:
+        told: by rank.
+        skip: first steps of each run that are left out of times and bytes: buckets are cut anew after the first.
+    """
+    runs = [found["runs"] for found in told]
+    steps = sum(len(run["seconds"]) + 1 for run in runs[0])
+    seconds = [
+        max(turn) for of_seed in zip(*runs, strict=True)
+        for turn in list(zip(*(run["seconds"] for run in of_seed), strict=True))[skip:]
+    ]  # fmt: skip
+    sent = [step for rank in runs for run in rank for step in run["sent"][skip:]]
+    kinds = told[0].get("counts", {})
+
+    def per_step(name: str, chosen: bool) -> float:
+        return sum(count[name] for kind, count in kinds.items() if (kind in GRADIENTS) == chosen) / steps
+
+    return Seen(
+        valid=[run["valid"] for run in runs[0]],
+        equal=all(len({run["digest"] for run in of_seed}) == 1 for of_seed in zip(*runs, strict=True)),
+        seconds=seconds, sent=statistics.fmean(sent) if sent else 0.0,
+        gradients=per_step("plain", True), coded=per_step("sent", True), others=per_step("sent", False),
+    )  # fmt: skip

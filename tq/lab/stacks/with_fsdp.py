@@ -1,0 +1,29 @@
+"""PyTorch's FSDP2: the name of the backend, or a reduce-scatter of its own."""
+
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+
+import tq.backend  # noqa: F401
+from tq.lab.stacks.task import Task
+from tq.train.collectives import ReduceScatter
+
+task = Task.asked()
+dist.init_process_group(task.backend)
+
+for seed in task.seeds:
+    model = task.model(seed)
+    scatter = ReduceScatter(task.codec)
+    for unit in (*model.gpt.blocks, model):
+        fully_shard(unit)
+        if task.way == "hook":
+            unit.set_custom_reduce_scatter(scatter)
+    optimizer = task.optimizer(model.parameters())
+    for ids, targets in task.batches(seed):
+        optimizer.zero_grad()
+        model(ids, targets).backward()
+        optimizer.step()
+        task.stepped()
+    task.ended(seed, model, (each.full_tensor() for each in model.parameters()))
+
+task.close()
+dist.destroy_process_group()

@@ -37,10 +37,9 @@ class Seen:
     def step_s(self) -> float:
         return statistics.median(self.seconds)
 
-    @property
-    def gradients_on_wire(self) -> float:
-        """Bytes per step of gradients at the interface: all that left it, without what the backend counted else."""
-        return self.sent - FRAMING * self.others
+    def on_wire(self, others: float) -> float:
+        """Bytes per step of gradients at the interface: all that left it without ``others``, counted before headers."""
+        return self.sent - FRAMING * others
 
 
 def seen(told: Sequence[dict[str, Any]], skip: int = 2) -> Seen:

@@ -26,7 +26,7 @@ ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 JUPYTER
 # Cell by cell; --dist loadscope keeps the cells of a notebook together.
 NBVAL = $(ONE_THREAD) $(PY) -m pytest -q --nbval-lax --nbval-current-env -n $(WORKERS) --dist loadscope
 
-.PHONY: help setup reproduce test book serve wheel lab check bench soak lock clean
+.PHONY: help setup reproduce test book serve wheel smoke lab check bench soak lock clean
 
 help: ## list the targets and the variables
 	@echo "Two commands do most of it:  make reproduce   and   make test"
@@ -45,6 +45,7 @@ help: ## list the targets and the variables
 	@echo "  PYTHON=            interpreter for 'setup', e.g. PYTHON=python3.12; empty: the newest that is found"
 	@echo "  VENV=.venv         where 'setup' installs"
 	@echo "  PY=                an interpreter that already has everything, e.g. PY=python in a conda environment"
+	@echo "  PYTHONS=, TORCHES= versions that 'smoke' takes, e.g. PYTHONS=3.12 TORCHES=\"2.11 2.13\"; empty: all"
 	@echo "  UPGRADE=           UPGRADE=1: 'lock' takes the newest versions instead of keeping today's pins"
 
 setup: $(READY) ## create .venv with the pinned packages (all other targets do it when needed)
@@ -80,6 +81,9 @@ serve: $(READY) ## serve the HTML that was built last, on this machine only unle
 
 wheel: $(READY) ## build the wheel of the package into dist/
 	@$(PY) -m pip wheel --quiet --no-deps --wheel-dir dist . && ls dist/*.whl
+
+smoke: ## install the wheel on every supported Python and PyTorch and open every public door (half an hour)
+	@.ci/wheel
 
 lab: $(READY) ## open the chapters in JupyterLab
 	@$(PY) -m jupyter lab notebooks

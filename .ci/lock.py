@@ -23,7 +23,7 @@ from packaging.version import Version
 ROOT = Path(__file__).resolve().parents[1]
 LOCK = ROOT / "requirements.lock"
 ENVIRONMENT = ROOT / "environment.yml"
-EXTRAS = ("kernels", "lab", "book", "test")  # [peers] are measured where they are present, never required
+EXTRAS = ("kernels", "checkpoint", "lab", "book", "test")  # [peers] are measured where they are present, never required
 # The lowest release of each supported Python: what Debian 12 and Ubuntu 24.04 bring, else the first one.
 PYTHONS = {"3.11": "3.11.2", "3.12": "3.12.3", "3.13": "3.13.0", "3.14": "3.14.0"}
 LOWEST = min(PYTHONS.values(), key=Version)

@@ -1,5 +1,6 @@
 """What is shipped: pins in step, the right files in wheel and sdist, and `import tq` on torch and numpy alone."""
 
+import ast
 import importlib.metadata
 import importlib.util
 import re
@@ -9,19 +10,24 @@ import sys
 import sysconfig
 import tarfile
 import tomllib
+import venv
 import zipfile
+from email import message_from_bytes
+from email.message import Message
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import yaml
+from packaging.metadata import Metadata
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parents[1]
+SMOKE = ROOT / ".ci" / "smoke.py"
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-LOCKED_EXTRAS = ("kernels", "lab", "book", "test")
+LOCKED_EXTRAS = ("kernels", "checkpoint", "lab", "book", "test")
 # What a plain `pip install tq-book` must not need. pandas and the rest belong to the extras.
 FOREIGN = (
     "numba triton pandas scipy matplotlib seaborn papermill nbclient nbformat nbval jupyter jupyter_core jupyterlab "
@@ -169,7 +175,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     (source / "data").mkdir()
     for table in (ROOT / "data").glob("*.csv"):
         shutil.copy(table, source / "data")
-    for name in ("pyproject.toml", "README.md", "LICENSE", "LICENSE-CC-BY-4.0"):
+    for name in ("pyproject.toml", "LICENSE", "LICENSE-CC-BY-4.0"):
         shutil.copy(ROOT / name, source)
     quiet = {"check": True, "cwd": source, "capture_output": True, "text": True}
     sdist_code = f"from setuptools.build_meta import build_sdist; build_sdist({str(out)!r})"
@@ -191,6 +197,55 @@ def test_wheel_contains_kernels_inside_tq(built: tuple[Path, Path]) -> None:
     assert {n.split("/")[-1] for n in names if "/licenses/" in n} == {"LICENSE", "LICENSE-CC-BY-4.0"}
 
 
+def metadata(wheel: Path) -> Message:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        return message_from_bytes(archive.read(name))
+
+
+def test_extras_are_named_by_use(built: tuple[Path, Path], lock: ModuleType) -> None:
+    found = metadata(built[0])
+    assert {"kernels", "checkpoint", "book"} <= set(found.get_all("Provides-Extra", []))
+    assert {"kernels", "checkpoint", "book"} <= set(lock.EXTRAS)
+    needed: dict[str, set[str]] = {"": set()}
+    for line in found.get_all("Requires-Dist", []):
+        requirement = Requirement(line)
+        extra = re.search(r'extra == "(\w+)"', str(requirement.marker))
+        needed.setdefault(extra[1] if extra else "", set()).add(requirement.name)
+    assert needed[""] == {"torch", "numpy"} and needed["kernels"] == {"numba", "triton"}
+    assert needed["checkpoint"] == {"numba", "safetensors"}
+
+
+def test_the_metadata_are_valid(built: tuple[Path, Path]) -> None:
+    """As the index checks them: fields, versions and licence expression."""
+    with zipfile.ZipFile(built[0]) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        found = Metadata.from_email(archive.read(name))
+    assert found.name == "tq-book" and found.requires_python == ">=3.11" and found.summary and found.license_expression
+    assert found.description_content_type == "text/markdown" and "Typing :: Typed" in (found.classifiers or [])
+
+
+def test_the_page_on_the_index_links_to_nothing_in_the_repository(built: tuple[Path, Path]) -> None:
+    text = str(metadata(built[0]).get_payload())
+    prose = re.sub(r"```.*?```|`[^`\n]*`", "", text, flags=re.DOTALL)
+    links = re.findall(r"\]\(([^)]*)\)|^\[[^]]+\]: *(\S+)|(?:src|href)=[\"']([^\"']*)", prose, re.MULTILINE)
+    targets = ["".join(link) for link in links]
+    assert targets and all(target.startswith("https://") for target in targets), targets
+    assert "![" not in prose  # an image would have to be hosted
+
+
+def measured(text: str) -> str:
+    (found,) = re.findall(r"<!-- measured:begin -->\n(.*?)<!-- measured:end -->", text, re.DOTALL)
+    return str(found)
+
+
+def test_the_page_on_the_index_says_what_was_recorded(built: tuple[Path, Path]) -> None:
+    page, readme = str(metadata(built[0]).get_payload()), (ROOT / "README.md").read_text(encoding="utf-8")
+    assert measured(page) == measured(readme), "copy the block of README.md, which `python -m tq.book readme` writes"
+    rest = re.sub(r"```.*?```|`[^`\n]*`", "", page.replace(measured(page), ""), flags=re.DOTALL)
+    assert not re.search(r"\d (?:bytes|nats|times)|\d[%×]", rest), "a number that was typed"
+
+
 def test_wheel_contains_every_module(built: tuple[Path, Path]) -> None:
     names = set(zipfile.ZipFile(built[0]).namelist())
     source = {p.relative_to(ROOT).as_posix() for p in (ROOT / "tq").rglob("*.py") if "__pycache__" not in p.parts}
@@ -201,7 +256,7 @@ def test_sdist_contains_the_kernels(built: tuple[Path, Path]) -> None:
     names = ["/".join(n.split("/")[1:]) for n in tarfile.open(built[1]).getnames()]
     for kernel in (ROOT / "kernels").glob("*.py"):
         assert f"kernels/{kernel.name}" in names
-    assert {"pyproject.toml", "README.md", "LICENSE", "LICENSE-CC-BY-4.0"} <= set(names)
+    assert {"pyproject.toml", "tq/README.md", "LICENSE", "LICENSE-CC-BY-4.0"} <= set(names)
 
 
 @pytest.fixture(scope="session")
@@ -265,6 +320,59 @@ assert predict(model, Layout(), Cluster("a100-80gb", 1)).iteration_s > 0
 print(folder())
 """
     assert Path(run_installed(installed, body, FOREIGN).strip()) == installed / "tq" / "data"
+
+
+def test_what_codes_write_is_what_it_was(installed: Path) -> None:
+    """The digests that every release is held to, with the kernels and without; and the script of the releases runs."""
+    body = f"""
+import runpy
+sys.argv = ["smoke.py", "--only", "codec,lossless,systems"]
+runpy.run_path({str(SMOKE)!r}, run_name="__main__")
+"""
+    for blocked in ((), FOREIGN):
+        out = run_installed(installed, body, blocked)
+        assert out.splitlines()[-1].startswith("3 doors, 0 failed")
+
+
+def test_every_public_name_is_tried_by_the_smoke_test() -> None:
+    """What the API reference imports is public; the recorder needs a checkout."""
+    page, smoke = (ROOT / "book" / "reference.md").read_text(encoding="utf-8"), SMOKE.read_text(encoding="utf-8")
+    public = set()
+    for block in re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL):
+        for node in ast.walk(ast.parse(block)):
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("tq") and node.module != "tq.book":
+                public |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.Import):
+                public |= {alias.name for alias in node.names if alias.name.startswith("tq.")}
+    assert len(public) > 60
+    assert {name for name in public if not re.search(rf"(?<!\w){re.escape(name)}(?!\w)", smoke)} == set()
+
+
+def test_the_release_tries_what_the_page_promises() -> None:
+    release = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text())
+    smoke = release["jobs"]["smoke"]["strategy"]["matrix"]
+    script = (ROOT / ".ci" / "wheel").read_text()
+    for name, versions in (("PYTHONS", smoke["python"]), ("TORCHES", smoke["torch"])):
+        assert f"${{{name}:-{' '.join(versions)}}}" in script
+    page = (ROOT / "tq" / "README.md").read_text(encoding="utf-8")
+    for kind, versions in (("Python", smoke["python"]), ("PyTorch", smoke["torch"])):
+        assert f"{kind} {versions[0]} to {versions[-1]}" in page
+    (floor,) = [Requirement(line) for line in PYPROJECT["project"]["dependencies"] if line.startswith("torch")]
+    assert str(floor.specifier) == f">={smoke['torch'][0]}"
+    assert release["jobs"]["publish"]["needs"] == "smoke" and release["jobs"]["smoke"]["needs"] == "build"
+    assert release["jobs"]["publish"]["permissions"] == {"id-token": "write"}
+
+
+def test_a_checker_of_types_sees_the_types_of_the_installed_wheel(built: tuple[Path, Path], tmp_path: Path) -> None:
+    venv.create(tmp_path / "env", with_pip=False)
+    (site,) = (tmp_path / "env").glob("lib/python*/site-packages")
+    with zipfile.ZipFile(built[0]) as archive:
+        archive.extractall(site)
+    (tmp_path / "user.py").write_text("from tq import Codec\nreveal_type(Codec(bits=4).encode)\n")
+    command = [sys.executable, "-m", "mypy", "--python-executable", str(tmp_path / "env" / "bin" / "python")]
+    command += ["--config-file", "", "--cache-dir", str(tmp_path / "cache"), "user.py"]
+    out = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True).stdout
+    assert "tq.quant.codec.Code" in out and "py.typed" not in out, out
 
 
 def test_import_does_not_pull_in_the_extras(installed: Path) -> None:

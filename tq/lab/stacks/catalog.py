@@ -11,6 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 MARK = ".pins"
+PROGRAMS = (  # whole names, so that results depend on them
+    "tq.lab.stacks.with_ddp", "tq.lab.stacks.with_fsdp", "tq.lab.stacks.with_lightning",
+    "tq.lab.stacks.with_lightning_fsdp", "tq.lab.stacks.with_accelerate", "tq.lab.stacks.with_trainer",
+    "tq.lab.stacks.with_deepspeed", "tq.lab.stacks.with_ray", "tq.lab.stacks.with_megatron",
+    "tq.lab.stacks.with_titan",
+)  # fmt: skip
+LIGHTNING = ("lightning==2.6.6", "lightning-utilities==0.15.3", "torchmetrics==1.9.0")
 
 
 @dataclass(frozen=True)
@@ -39,7 +46,7 @@ class Stack:
 
     @property
     def module(self) -> str:
-        return f"tq.lab.stacks.with_{self.name}"
+        return next(program for program in PROGRAMS if program.endswith(f".with_{self.name}"))
 
     @property
     def folder(self) -> Path:
@@ -68,10 +75,51 @@ class Stack:
         (self.folder / MARK).write_text("\n".join(self.needs))
 
 
+PYDANTIC = (
+    "msgpack==1.2.4", "pydantic==2.14.4", "pydantic_core==2.50.5", "annotated-types==0.8.0", "typing-inspection==0.4.5",
+)  # fmt: skip
 STACKS = {
     stack.name: stack
     for stack in (
         Stack("ddp", "PyTorch DDP", ways=("backend", "hook"), changes='`init_process_group("tq")`'),
         Stack("fsdp", "PyTorch FSDP2", ways=("backend", "hook"), changes='`init_process_group("tq")`'),
+        Stack(
+            "lightning", "Lightning 2.6.6, DDPStrategy", LIGHTNING, ("backend", "hook"),
+            '`DDPStrategy(process_group_backend="tq")`',
+        ),
+        Stack(
+            "lightning_fsdp", "Lightning 2.6.6, FSDP2", LIGHTNING, ("backend", "hook"),
+            '`ModelParallelStrategy(process_group_backend="tq")`',
+        ),
+        Stack(
+            "accelerate", "Accelerate 1.15.0", ("accelerate==1.15.0",), ("backend", "hook"),
+            '`init_process_group("tq")` before `Accelerator()`',
+        ),
+        Stack(
+            "trainer", "Transformers 5.24.0, Trainer",
+            ("transformers==5.24.0", "accelerate==1.15.0", "regex==2026.11.19"), ("backend", "hook", "optimizer"),
+            '`init_process_group("tq")` before `TrainingArguments()`',
+        ),
+        Stack(
+            "deepspeed", "DeepSpeed 0.19.8, ZeRO 0-3",
+            ("deepspeed==0.19.8", "einops==0.8.2", "hjson==3.1.0", "py-cpuinfo==9.0.0", *PYDANTIC),
+            changes='`init_distributed("tq")`; "reduce_scatter": false where a tensor is no multiple of the ranks',
+            flags=("--no-build-isolation",), environment={"DS_ACCELERATOR": "cpu", "DS_BUILD_OPS": "0"},
+        ),
+        Stack(
+            "ray", "Ray Train 2.60.0", ("ray==2.60.0", "protobuf==7.36.2", "pyarrow==26.0.1", *PYDANTIC),
+            changes='`TorchConfig(backend="tq")`, and a `worker_process_setup_hook` that imports `tq.backend`',
+            launcher="own",
+            environment={"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"},  # loopback only
+        ),
+        Stack(
+            "megatron", "Megatron-core 0.16.1, DDP buckets", ("megatron-core==0.16.1",),
+            changes='`new_group(backend="tq")` for the data-parallel group',
+        ),
+        Stack(
+            "titan", "torchtitan 0.3.0, apply_fsdp_to_decoder",
+            ("torchtitan==0.3.0", "spmd_types==0.2.3", "tyro==1.0.16", "docstring_parser==0.18.0", "typeguard==4.6.1"),
+            ("backend", "hook"), '`default_device_backend_map["cuda"] = "tq"`, and sums forced to be plain sums',
+        ),
     )
 }

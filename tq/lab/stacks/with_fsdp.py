@@ -2,6 +2,7 @@
 
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 import tq.backend  # noqa: F401
 from tq.lab.stacks.task import Task
@@ -23,7 +24,7 @@ for seed in task.seeds:
         model(ids, targets).backward()
         optimizer.step()
         task.stepped()
-    task.ended(seed, model, (each.full_tensor() for each in model.parameters()))
+    task.ended(seed, model, (each.full_tensor() for each in model.parameters() if isinstance(each, DTensor)))
 
 task.close()
 dist.destroy_process_group()

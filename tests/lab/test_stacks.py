@@ -1,0 +1,119 @@
+"""What every stack's program is made of: the task, the catalog, and what is read from what ranks told."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from tq.lab.stacks import catalog, failures
+from tq.lab.stacks.__main__ import main
+from tq.lab.stacks.catalog import STACKS, Stack
+from tq.lab.stacks.compare import FRAMING, seen
+from tq.lab.stacks.run import StackFailed, here
+from tq.lab.stacks.task import Task
+
+pytestmark = pytest.mark.xdist_group("ranks")
+
+
+def test_samples_are_the_rows_of_the_steps_in_order() -> None:
+    task = Task(steps=3, batch=4)
+    windows = task.dataset(7)
+    for step in range(3):
+        ids, targets = task.corpus.batch(step, 4, 128, 7)
+        for row in range(4):
+            given = windows[4 * step + row]
+            assert torch.equal(given[0], ids[row]) and torch.equal(given[1], targets[row])
+    assert len(windows) == 12
+
+
+def test_ranks_share_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    task, rows = Task(steps=3, batch=4), []
+    for rank in range(2):
+        monkeypatch.setenv("RANK", str(rank))
+        rows.append([ids for ids, _ in task.batches(5, first=1)])
+    assert [len(each) for each in rows] == [2, 2]
+    whole = task.corpus.batch(1, 4, 128, 5)[0]
+    assert torch.equal(torch.stack([rows[0][0], rows[1][0]], 1).flatten(0, 1), whole)
+
+
+def test_a_task_knows_its_ways() -> None:
+    assert [Task(way=way).backend for way in ("plain", "off", "backend", "hook")] == ["gloo", "tq", "tq", "gloo"]
+    with pytest.raises(ValueError, match="way must be one of plain, off, backend, hook, optimizer, got 'none'"):
+        Task(way="none")
+
+
+def told(rank: int, digest: str) -> dict:
+    run = {"seed": 0, "valid": 3.0, "digest": digest, "seconds": [9.0, 1.0 + rank, 2.0], "sent": [900, 100, 300]}
+    count = {"calls": 4, "coded": 4, "plain": 800.0, "sent": 100.0}
+    counts = {"all_reduce": count, "all_gather": {**count, "plain": 40.0, "sent": 40.0}}
+    return {"rank": rank, "runs": [run], "counts": counts}
+
+
+def test_what_ranks_told_is_taken_together() -> None:
+    found = seen([told(0, "a"), told(1, "a")], skip=1)
+    assert found.equal and found.seconds == [2.0, 2.0] and found.step_s == 2.0 and found.sent == 200
+    assert (found.gradients, found.coded, found.others) == (200.0, 25.0, 10.0)
+    assert found.on_wire(found.others) == pytest.approx(200 - 10 * FRAMING)
+    assert not seen([told(0, "a"), told(1, "b")], skip=1).equal
+
+
+def test_fsdp_trains_alike_by_hook_and_backend_and_as_ddp() -> None:
+    ways = (("ddp", "off"), ("fsdp", "off"), ("fsdp", "backend"), ("fsdp", "hook"))
+    found = {(name, way): seen(here(STACKS[name], way=way, steps=6, seeds=[3])) for name, way in ways}
+    assert all(each.equal for each in found.values())
+    plain, coded = found["fsdp", "off"], found["fsdp", "backend"]
+    assert plain.valid == pytest.approx(found["ddp", "off"].valid, abs=1e-5)
+    assert found["fsdp", "hook"].valid == coded.valid != plain.valid, "the same seeds, the same sums"
+    assert plain.gradients == plain.coded == coded.gradients > 7 * coded.coded
+
+
+def test_a_program_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(StackFailed, match="PyTorch DDP: ended with 1"):
+        here(STACKS["ddp"], steps=0, batch=-1)
+    with pytest.raises(StackFailed, match="after 0.01 s still at work"):
+        here(STACKS["ddp"], timeout_s=0.01)
+
+
+def test_stacks_are_pinned_and_named() -> None:
+    for stack in STACKS.values():
+        assert all("==" in pin for pin in stack.needs), stack.name
+        assert set(stack.ways) <= {"backend", "hook", "optimizer"} and stack.changes
+    assert [stack.module for stack in STACKS.values()] == list(catalog.PROGRAMS)
+    assert all(importlib.util.find_spec(program) for program in catalog.PROGRAMS)
+
+
+def test_a_stack_is_installed_once(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    monkeypatch.setenv("TQ_STACKS", str(tmp_path))
+    stack, ran = Stack("other", "Other 1.0", ("other==1.0", "more==2"), environment={"BUILD": "0"}), []
+    monkeypatch.setattr(catalog.subprocess, "run", lambda argv, **named: (stack.folder.mkdir(), ran.append(argv)))
+    assert stack.obstacle() == "Other 1.0 is not installed (python -m tq.lab.stacks install other)"
+    stack.install()
+    stack.install()
+    assert len(ran) == 1 and ran[0][-2:] == ["other==1.0", "more==2"] and "--no-deps" in ran[0]
+    assert stack.obstacle() is None
+    changed = Stack("other", "Other 1.0", ("other==1.1", "more==2"))
+    assert changed.obstacle() is not None
+
+
+def test_the_command_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert main(["list"]) == 0
+    assert "PyTorch DDP" in capsys.readouterr().out
+    monkeypatch.setenv("TQ_STACKS", "/nonexistent")
+    assert main(["run", "trainer"]) == 1
+    assert "is not installed" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["run", "none"])
+
+
+@pytest.mark.parametrize("kind", list(failures.KINDS))
+def test_a_broken_group_is_told_on_all_ranks(kind: str) -> None:
+    program = f"import json; from tq.lab.stacks import failures; print(json.dumps(failures.trial({kind!r}, 3)))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["told"] == found["asked"] and found["s"] < 10, found

@@ -1,0 +1,35 @@
+"""Lightning's ModelParallelStrategy with FSDP2: the name of the backend, or a reduce-scatter of its own."""
+
+from lightning.pytorch.strategies import ModelParallelStrategy
+from torch.distributed.fsdp import fully_shard
+
+from tq.lab.stacks.task import Task
+from tq.lab.stacks.with_lightning import Module, trainer
+from tq.train.collectives import ReduceScatter
+
+
+class Sharded(Module):
+    def configure_model(self) -> None:
+        for unit in (*self.net.gpt.blocks, self.net):
+            fully_shard(unit, mesh=self.device_mesh["data_parallel"])
+            if self.task.way == "hook":
+                unit.set_custom_reduce_scatter(self.state)
+
+    def on_train_start(self) -> None:
+        """There is no DDP to hook into."""
+
+    def on_train_end(self) -> None:
+        self.task.ended(self.seed, self.net, (each.full_tensor() for each in self.parameters()))
+        self.task.close(hooked=self.state.step)
+
+
+def main(task: Task) -> None:
+    for seed in task.seeds:
+        strategy = ModelParallelStrategy(
+            data_parallel_size=task.ranks, tensor_parallel_size=1, process_group_backend=task.backend
+        )
+        trainer(task, strategy).fit(Sharded(task, seed, ReduceScatter(task.codec)))
+
+
+if __name__ == "__main__":
+    main(Task.asked())

@@ -12,7 +12,7 @@ import tarfile
 import tomllib
 import venv
 import zipfile
-from email import message_from_bytes
+from email import message_from_string
 from email.message import Message
 from pathlib import Path
 from types import ModuleType
@@ -200,7 +200,7 @@ def test_wheel_contains_kernels_inside_tq(built: tuple[Path, Path]) -> None:
 def metadata(wheel: Path) -> Message:
     with zipfile.ZipFile(wheel) as archive:
         (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
-        return message_from_bytes(archive.read(name))
+        return message_from_string(archive.read(name).decode())
 
 
 def test_extras_are_named_by_use(built: tuple[Path, Path], lock: ModuleType) -> None:

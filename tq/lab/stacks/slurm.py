@@ -26,7 +26,8 @@ from tq.lab.net.namespaces import end
 from tq.lab.stacks.catalog import Stack
 from tq.lab.stacks.run import _environment, _told
 
-COMMANDS = ("munged", "slurmctld", "slurmd", "srun", "scontrol", "scancel")
+COMMANDS = ("munged", "slurmctld", "slurmd", "srun", "scontrol", "timeout")
+# Processes of a job are known by their group: by their number, as is usual, they would be sought in another namespace.
 _CONFIGURATION = """\
 ClusterName=lab
 SlurmctldHost={name}({first})
@@ -39,12 +40,13 @@ StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool-%n
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd-%n.pid
-ProctrackType=proctrack/linuxproc
+ProctrackType=proctrack/pgid
 TaskPlugin=task/none
 SelectType=select/linear
 SwitchType=switch/none
 MpiDefault=none
 ReturnToService=2
+KillWait=2
 PartitionName=all Nodes=ALL Default=YES State=UP
 """
 
@@ -151,22 +153,20 @@ class Cluster:
             HostsFailed: where it does not end well, or not in time.
         """
         count = len(self.lab.hosts)
+        # By a signal, srun cancels its job; killed, it would leave it to the nodes.
+        argv = ["srun", f"--nodes={count}", f"--ntasks={count}", "--kill-on-bad-exit=1", *argv]
+        argv = ["timeout", "--kill-after=10", f"{timeout_s:g}", *argv]
         with tempfile.TemporaryFile("w+") as said:
-            asked = ["srun", f"--nodes={count}", f"--ntasks={count}", "--kill-on-bad-exit=1", *argv]
-            process = self.lab.start(0, asked, {**(env or {}), **self._environment}, said)
+            process = self.lab.start(0, argv, {**(env or {}), **self._environment}, said)
             try:
-                code: int | None = process.wait(timeout_s)
-            except subprocess.TimeoutExpired:
-                code = None
+                code = process.wait(timeout_s + 20)
             finally:
                 end(process)
             said.seek(0)
             text = said.read()
-        if code is None:  # the job is still there without who asked for it
-            self.lab.start(0, ["scancel", "--user=root"], self._environment).wait(30)
+        if code:
             self._wait(self._idle)
-        if code != 0:
-            how = f"after {timeout_s:g} s still at work" if code is None else f"ended with {code}"
+            how = f"after {timeout_s:g} s still at work" if code in (124, 137) else f"ended with {code}"
             raise HostsFailed(f"srun: {how}\n{text[-4000:]}\n{self.said()}")
         return text
 

@@ -264,6 +264,41 @@ def test_what_is_coded_and_what_is_not_do_not_meet(
             assert (one - other).norm() <= 0.16 * other.norm()
 
 
+def together(rank: int, ranks: int) -> dict[str, Any]:
+    """As Megatron-core's buckets call them: several at once, asynchronous."""
+    sums = [noise(rank, 9000), noise(rank + 5, 5000), noise(rank, 10)]
+    parts = [torch.empty(8000), torch.empty(4500)]
+    with torch.distributed._coalescing_manager(async_ops=True) as several:
+        for x in sums:
+            dist.all_reduce(x)
+    several.wait()
+    with torch.distributed._coalescing_manager(async_ops=True) as several:
+        for number, part in enumerate(parts):
+            dist.reduce_scatter_tensor(part, noise(rank + 9 * number, ranks * len(part)))
+    several.wait()
+    lines = [line.split() for line in tq.backend.report().splitlines()[1:]]
+    return {"sums": sums, "parts": parts, "coded": {line[1]: int(line[3]) for line in lines if line[0] == "0"}}
+
+
+@pytest.mark.parametrize("codes", ("all_reduce,reduce_scatter", ""))
+@pytest.mark.parametrize("warmup", ("0", "3"))
+def test_several_at_once(codes: str, warmup: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TQ_CODES", codes)
+    monkeypatch.setenv("TQ_WARMUP", warmup)
+    found = values(2, tmp_path, together, backend="tq")
+    coded = bool(codes) and warmup == "0"
+    for number, (numel, first) in enumerate(((9000, 0), (5000, 5), (10, 0))):
+        exact = noise(first, numel) + noise(first + 1, numel)
+        assert torch.equal(found[0]["sums"][number], found[1]["sums"][number])
+        error = (found[0]["sums"][number] - exact).norm() / exact.norm()
+        assert (0.02 < error < 0.2) if coded else error < 1e-6
+    for number, numel in enumerate((16_000, 9000)):
+        exact = noise(9 * number, numel) + noise(9 * number + 1, numel)
+        error = (torch.cat([each["parts"][number] for each in found]) - exact).norm() / exact.norm()
+        assert (0.02 < error < 0.2) if coded else error < 1e-6
+    assert found[0]["coded"] == {"all_reduce": int(coded), "reduce_scatter": 2 * coded}
+
+
 def in_a_subgroup(rank: int, ranks: int) -> dict[str, Any]:
     first = dist.new_group([0, 1], backend="tq")
     x = noise(rank, 9000)

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tq.backend._torch_private import NEW_NAMES, FutureWork, plain_group
+from tq.backend._torch_private import NEW_NAMES, FutureWork, Works, plain_group
 from tq.backend.coded import gather_codes, scatter_codes, scatter_sums
 from tq.backend.counts import Counts
 from tq.backend.settings import Config, configured
@@ -28,9 +28,8 @@ from tq.train.comm.pipeline import mean_over
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _PROTOCOL = 1  # of what ranks send each other: ranks of another one are refused
 FORWARDED = (
-    "allgather", "allgather_coalesced", "allreduce_coalesced", "alltoall", "barrier", "broadcast", "gather", "recv",
-    "recv_anysource", "reduce", "reduce_scatter", "scatter", "send", "all_gather_single_coalesced",
-    "reduce_scatter_single_coalesced",
+    "allgather", "allgather_coalesced", "alltoall", "barrier", "broadcast", "gather", "recv", "recv_anysource",
+    "reduce", "reduce_scatter", "scatter", "send", "all_gather_single_coalesced",
 )  # fmt: skip
 _alive: weakref.WeakSet[CodedGroup]
 
@@ -108,11 +107,17 @@ class CodedGroup(dist.ProcessGroup):
     # --- what is coded ---
 
     def allreduce(self, tensors: Any, opts: Any = None, *rest: Any) -> Any:
+        return self._all_reduce("allreduce", tensors, opts, *rest)
+
+    def allreduce_coalesced(self, tensors: Any, opts: Any = None, *rest: Any) -> Any:
+        return self._all_reduce("allreduce_coalesced", tensors, opts, *rest)
+
+    def _all_reduce(self, name: str, tensors: Any, opts: Any, *rest: Any) -> Any:
         given = [tensors] if isinstance(tensors, Tensor) else list(tensors)
         plain = 2 * self._share() * sum(x.nbytes for x in given)
         if not self._coded("all_reduce", given, getattr(opts, "reduceOp", opts)):
             self.counts.add("all_reduce", plain)
-            return self._forward("allreduce", tensors, opts, *rest)
+            return self._forward(name, tensors, opts, *rest)
         key, codec, group = self._next(), self.config.codec, self._group_of(given[0].device)
         summed = _is(getattr(opts, "reduceOp", opts), dist.ReduceOp.SUM)
         self.counts.add("all_reduce", plain, 2 * self._share() * sum(code_bytes(codec, x.numel()) for x in given))
@@ -147,6 +152,11 @@ class CodedGroup(dist.ProcessGroup):
             return output
 
         return self._started(run)
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: Sequence[Tensor], given: Sequence[Tensor], opts: Any = None
+    ) -> Any:
+        return Works([self.reduce_scatter_single(*pair, opts) for pair in zip(outputs, given, strict=True)])
 
     def all_gather_single(self, output: Tensor, given: Tensor, opts: Any = None) -> Any:
         plain = (self.size() - 1) * given.nbytes

@@ -22,5 +22,5 @@ if __name__ == "__main__":
     if given["options"]["fault"] == "dies":
         task.Task.stepped = dies  # type: ignore[method-assign]
     elif rank == 1:
-        os.environ[task.TASK] = json.dumps({**given, "bits": given["bits"] - 1})
+        os.environ[task.TASK] = json.dumps({**given, "bits": 3})
     runpy.run_module(given["options"]["module"], run_name="__main__")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 import pytest
@@ -28,4 +29,5 @@ def test_all_ranks_end_when_one_dies_or_differs(name: str, launcher: str, start_
     with pytest.raises(StackFailed) as failed:
         here(other(stack, "tests.lab.stack_faulty", launcher=launcher), way="backend", steps=200, options=options)
     assert time.monotonic() - began < 90, "imports, data and three steps take most of it"
-    assert fault == "dies" or "GroupError: backend tq: rank 0 has protocol" in str(failed.value)
+    said = {"dies": "exitcode *: -9|SIGKILL|Connection (closed|reset)", "differs": "GroupError: backend tq: rank 0 has"}
+    assert re.search(said[fault], str(failed.value)), failed.value

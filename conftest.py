@@ -23,6 +23,8 @@ ALLOWED_IN_CI = (
     "needs hosts: namespaces or token buckets are not allowed",
     "needs a git checkout",
     "needs a browser",
+    "needs a stack",  # of other people's packages, that `python -m tq.lab.stacks install` fetches
+    "needs SLURM",
 )
 
 

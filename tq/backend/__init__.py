@@ -77,7 +77,9 @@ def state_dict() -> dict[str, int]:
 
 
 def load_state_dict(state: dict[str, int]) -> None:
-    """Continue from ``state_dict``, in groups of the same names; one that has coded needs no first steps again.
+    """Continue from ``state_dict``, in groups of the same names.
+
+    A group that has coded is past its first steps; from 0 on, they begin anew, as for another model in one process.
 
     Args:
         state: as ``state_dict`` returned it.
@@ -97,6 +99,4 @@ def load_state_dict(state: dict[str, int]) -> None:
     for name, calls in state.items():
         if name not in known:
             raise KeyError(f"there is no group {name!r} of backend tq; there are {', '.join(known) or 'none'}")
-        known[name].calls = calls
-        if calls:
-            known[name].warmup.end()
+        known[name].resume(calls)

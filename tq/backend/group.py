@@ -73,6 +73,11 @@ class CodedGroup(dist.ProcessGroup):
             other = next(rank for rank, said in enumerate(others) if said != others[0])
             raise GroupError(f"backend tq: rank 0 has {others[0]}, rank {other} has {others[other]}")
 
+    def resume(self, calls: int) -> None:
+        """Go on after so many coded collectives, past the first steps; from 0 on, begin anew with them."""
+        self.warmup.end()
+        self.calls, self.warmup = calls, Warmup(self._plain, self.rank(), 0 if calls else self.config.warmup)
+
     # --- what PyTorch asks of a group ---
 
     @property

@@ -184,6 +184,7 @@ class Task:
             "sent": [after - before for before, after in zip(sent, sent[1:], strict=False)],
         })  # fmt: skip
         self._steps.clear()
+        tq.backend.load_state_dict(dict.fromkeys(tq.backend.groups(), 0))  # the next run has first steps of its own
 
     def close(self, **more: Any) -> None:
         """Write what was told, with ``more`` of it, where the environment says; else print it.

@@ -63,7 +63,8 @@ def train(task: Task, seed: int, callback: Coded, resume: str | None = None, **m
     arguments = TrainingArguments(
         use_cpu=True, per_device_train_batch_size=task.share, num_train_epochs=1, lr_scheduler_type="constant",
         train_sampling_strategy="sequential", logging_strategy="no", report_to=[], disable_tqdm=True,
-        ddp_broadcast_buffers=False, ddp_bucket_cap_mb=1, **{"save_strategy": "no", **more},
+        ddp_broadcast_buffers=False, ddp_bucket_cap_mb=1,
+        **{"save_strategy": "no", "ddp_find_unused_parameters": False, **more},  # Trainer's own choice is True
         max_grad_norm=0,  # before the optimizer's mean it would clip each rank's part: give max_norm to the optimizer
     )  # fmt: skip
     callback.trainer = Trainer(

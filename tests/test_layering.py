@@ -54,7 +54,7 @@ FLOORS = {
         outside=frozenset({"numpy"}),
         lazy=frozenset({"scipy", "pandas", "SALib"}),
     ),
-    "tq.lab": Floor(inside=("tq.quant", "tq.train", "tq.backend", "tq.systems", "tq.economics", "tq.lab"), anything=True),
+    "tq.lab": Floor(inside=BELOW_THE_BOOK, anything=True),
     # in the book: what is recorded, then claims and runs over it, then pages; `python -m tq.book` sees them all
     "tq.book.paths": Floor(anything=True),
     "tq.book.record": Floor(inside=(*BELOW_THE_BOOK, "tq.book.paths", "tq.book.record"), anything=True),

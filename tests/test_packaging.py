@@ -241,7 +241,7 @@ def measured(text: str) -> str:
 
 def test_the_page_on_the_index_says_what_was_recorded(built: tuple[Path, Path]) -> None:
     page, readme = str(metadata(built[0]).get_payload()), (ROOT / "README.md").read_text(encoding="utf-8")
-    assert measured(page) == measured(readme), "copy the block of README.md, which `python -m tq.book readme` writes"
+    assert measured(page) == measured(readme), "run: python -m tq.book readme"
     rest = re.sub(r"```.*?```|`[^`\n]*`", "", page.replace(measured(page), ""), flags=re.DOTALL)
     assert not re.search(r"\d (?:bytes|nats|times)|\d[%×]", rest), "a number that was typed"
 

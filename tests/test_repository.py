@@ -47,7 +47,7 @@ def name_of(path: Path) -> str:
 
 def own_text() -> list[tuple[str, str]]:
     """(name, text) of every text file that we wrote."""
-    names = {"Makefile", "run", "setup", "browser", "clock", "LICENSE"}
+    names = {"Makefile", "run", "setup", "browser", "clock", "wheel", "LICENSE"}
     ours = [p for p in FILES if not name_of(p).startswith(VENDORED)]
     return [(name_of(p), p.read_text(encoding="utf-8")) for p in ours if p.suffix in TEXT or p.name in names]
 

@@ -9,8 +9,9 @@ from tq.book.site import readme
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_readme_is_in_step_with_the_results() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize("page", readme.PAGES)
+def test_readme_is_in_step_with_the_results(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
     assert readme.rewritten(text) == text, "run: python -m tq.book readme"
 
 

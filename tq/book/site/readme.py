@@ -43,6 +43,7 @@ _FOUND = (
     ),
 )
 _WIDTH = 120
+PAGES = ("README.md", "tq/README.md")
 
 
 def found() -> str:
@@ -61,17 +62,17 @@ def found() -> str:
 def rewritten(text: str) -> str:
     """The README's text with today's findings between the markers."""
     if not _BETWEEN.search(text):
-        raise ValueError("README.md has no lines <!-- measured:begin --> and <!-- measured:end -->")
+        raise ValueError("a README has no lines <!-- measured:begin --> and <!-- measured:end -->")
     return _BETWEEN.sub(lambda m: m[1] + found() + m[2], text)
 
 
 def update() -> bool:
-    """Rewrites README.md; says whether it changed (a tree without one has nothing to change)."""
-    readme: Path = paths.root() / "README.md"
-    if not readme.is_file():
-        return False
-    before = readme.read_text(encoding="utf-8")
-    after = rewritten(before)
-    if after != before:
-        paths.write_bytes(readme, after.encode("utf-8"))
-    return after != before
+    """Rewrites README.md and the page of the package, ``PAGES``; says whether one changed. A tree may lack them."""
+    changed = False
+    for page in PAGES:
+        readme: Path = paths.root() / page
+        before = readme.read_text(encoding="utf-8") if readme.is_file() else None
+        if before is not None and (after := rewritten(before)) != before:
+            paths.write_bytes(readme, after.encode("utf-8"))
+            changed = True
+    return changed

@@ -25,7 +25,7 @@ def main(argv: list[str] | None = None) -> int:
     asked = parser.parse_args(argv)
     if asked.command == "list":
         for stack in STACKS.values():
-            print(f"{stack.name:<12} {stack.title:<32} {stack.obstacle() or 'ready'}")
+            print(f"{stack.name:<15} {stack.title:<40} {stack.obstacle() or 'ready'}")
         return 0
     try:
         if asked.command == "install":

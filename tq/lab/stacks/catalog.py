@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+ROOT = Path(__file__).resolve().parents[3]
 MARK = ".pins"
 PROGRAMS = (  # whole names, so that results depend on them
     "tq.lab.stacks.with_ddp", "tq.lab.stacks.with_fsdp", "tq.lab.stacks.with_lightning",
@@ -50,8 +51,8 @@ class Stack:
 
     @property
     def folder(self) -> Path:
-        """Where ``install`` puts its packages: below TQ_STACKS, else below _build/stacks."""
-        return Path(os.environ.get("TQ_STACKS", "_build/stacks")).absolute() / self.name
+        """Where ``install`` puts its packages: below TQ_STACKS, else below the checkout's _build/stacks."""
+        return Path(os.environ.get("TQ_STACKS", ROOT / "_build" / "stacks")).absolute() / self.name
 
     def obstacle(self) -> str | None:
         """Why it cannot run here, in a sentence; None if it can."""

@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from tq.lab.net.hosts import HostsFailed, Lab, tails
 from tq.lab.net.namespaces import end
-from tq.lab.stacks.run import ROOT
+from tq.lab.stacks.catalog import ROOT
 from tq.lab.stacks.task import OUT, TASK
 
 PATIENCE_S = 60.0

@@ -11,10 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from tq.lab.net.hosts import Lab
-from tq.lab.stacks.catalog import Stack
+from tq.lab.stacks.catalog import ROOT, Stack
 from tq.lab.stacks.task import OUT, TASK
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 class StackFailed(RuntimeError):
@@ -22,6 +20,8 @@ class StackFailed(RuntimeError):
 
 
 def _environment(stack: Stack, task: dict[str, Any], folder: str) -> dict[str, str]:
+    if (way := task.get("way", "plain")) not in ("plain", "off", *stack.ways):
+        raise ValueError(f"way must be one of plain, off, {', '.join(stack.ways)} with {stack.title}, got {way!r}")
     said = [str(stack.folder), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**stack.environment, "PYTHONPATH": os.pathsep.join(said), TASK: json.dumps(task), OUT: folder}
 

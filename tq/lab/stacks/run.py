@@ -49,7 +49,10 @@ def on_hosts(stack: Stack, lab: Lab, timeout_s: float = 600, **task: Any) -> lis
         HostsFailed, StackFailed: where the program does not end well.
     """
     with tempfile.TemporaryDirectory() as folder:
-        lab.torchrun(["-m", stack.module], timeout_s=timeout_s, env=_environment(stack, task, folder))
+        # A host's processes have numbers of their own: with the machine's /proc, programs do not find themselves in it.
+        own_proc = ["unshare", "--mount", "sh", "-c", 'mount -t proc proc /proc && exec "$@"', "sh"]
+        argv = ["--no-python", *own_proc, sys.executable, "-m", stack.module]
+        lab.torchrun(argv, timeout_s=timeout_s, env=_environment(stack, task, folder))
         return _told(folder, len(lab.hosts))
 
 

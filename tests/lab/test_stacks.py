@@ -10,7 +10,10 @@ import sys
 import pytest
 import torch
 
-from tq.lab.stacks import catalog, failures
+from tq.lab.net import hosts
+from tq.lab.net.crew import Crew
+from tq.lab.net.hosts import Lab
+from tq.lab.stacks import catalog, elastic, failures, pace
 from tq.lab.stacks.__main__ import main
 from tq.lab.stacks.catalog import STACKS, Stack
 from tq.lab.stacks.compare import FRAMING, seen
@@ -18,6 +21,7 @@ from tq.lab.stacks.run import StackFailed, here
 from tq.lab.stacks.task import Task
 
 pytestmark = pytest.mark.xdist_group("ranks")
+WHY = hosts.obstacle()
 
 
 def test_samples_are_the_rows_of_the_steps_in_order() -> None:
@@ -117,3 +121,32 @@ def test_a_broken_group_is_told_on_all_ranks(kind: str) -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["told"] == found["asked"] and found["s"] < 10, found
+
+
+def step(rank: int, ranks: int, number: int, at: float, calls: int, weights: str = "a") -> dict:
+    return {"rank": rank, "ranks": ranks, "step": number, "at": at, "calls": calls, "weights": weights}
+
+
+def test_what_workers_told_of_a_lost_host() -> None:
+    before = [step(rank, 3, number, number, 2 * number) for number in (1, 2) for rank in range(3)]
+    after = [step(rank, 2, 2, 9.0, 5) for rank in range(2)]
+    assert elastic._went_on(before + after, 8.0, 2) == (2, True) and elastic._equal(before + after)
+    again = [step(rank, 2, 2, 9.0, 1) for rank in range(2)]
+    assert elastic._went_on(before + again, 8.0, 2) == (2, False), "codes were numbered from the start again"
+    assert not elastic._equal([*before, *after, step(0, 2, 2, 9.5, 5, "b")])
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(WHY is not None, reason=f"needs hosts: {WHY}")
+def test_a_host_is_lost_and_comes_back() -> None:
+    with Lab(3) as lab:
+        found = elastic.churn(lab, 2)
+    assert found["equal"] and found["carried"] and max(found["lost_steps"]) <= 5 and max(found["lost_s"]) < 60
+
+
+@pytest.mark.skipif(WHY is not None, reason=f"needs hosts: {WHY}")
+def test_ways_step_in_turn_in_the_same_processes() -> None:
+    with Lab(2) as lab, Crew(lab) as crew:
+        found = crew.call(pace.in_turn, rounds=2, warm=1, preset="tiny", batch=2)
+    for rank in found:
+        assert set(rank) == set(pace.WAYS) and all(len(each) == 2 and min(each) > 0 for each in rank.values())

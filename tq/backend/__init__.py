@@ -54,8 +54,7 @@ def report() -> str:
         for row in rows
     ]  # fmt: skip
     for name, group in groups().items():
-        warmup = group.warmup
-        if not warmup.over and group.size() > 1:
+        if not (warmup := group.warmup).over:
             lines.append(f"group {name}: sums are exact for {warmup.steps} steps, of which {warmup.done} are over")
     return "\n".join(lines)
 

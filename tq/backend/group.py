@@ -56,7 +56,7 @@ class CodedGroup(dist.ProcessGroup):
         self._thread = ThreadPoolExecutor(1, f"tq-backend-{self._named}")
         self._scatter = ReduceScatter(config.codec)
         self._compare()
-        self.warmup = Warmup(self._plain, self.rank(), config.warmup)
+        self.warmup = self._first_steps(config.warmup)
         _alive.add(self)
 
     @staticmethod
@@ -76,7 +76,10 @@ class CodedGroup(dist.ProcessGroup):
     def resume(self, calls: int) -> None:
         """Go on after so many coded collectives, past the first steps; from 0 on, begin anew with them."""
         self.warmup.end()
-        self.calls, self.warmup = calls, Warmup(self._plain, self.rank(), 0 if calls else self.config.warmup)
+        self.calls, self.warmup = calls, self._first_steps(0 if calls else self.config.warmup)
+
+    def _first_steps(self, steps: int) -> Warmup:
+        return Warmup(self._plain, self.rank(), steps if self.size() > 1 else 0)
 
     # --- what PyTorch asks of a group ---
 

@@ -22,9 +22,8 @@ class Warmup:
     """
 
     def __init__(self, plain: Any, rank: int, steps: int) -> None:
-        self._plain, self._rank, self.steps = plain, rank, steps
+        self._plain, self.steps, self.over = plain, steps, steps == 0
         self.done, self._summed = 0, False
-        self.over = steps == 0
         self._hook: Any = None
         if rank == 0 and not self.over:
             self._hook = register_optimizer_step_post_hook(self._stepped)

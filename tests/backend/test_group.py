@@ -402,28 +402,6 @@ def test_an_asynchronous_call_returns_at_once(tmp_path: Path) -> None:
         assert returned < ended / 2
 
 
-EXIT = """
-import sys, torch, torch.distributed as dist, tq.backend
-rank, destroy = int(sys.argv[1]), sys.argv[3] == "1"
-dist.init_process_group("tq", store=dist.FileStore(sys.argv[2], 2), rank=rank, world_size=2)
-dist.all_reduce(torch.ones(10_000))
-dist.barrier()
-if destroy:
-    dist.destroy_process_group()
-"""
-
-
-@pytest.mark.parametrize("many", (4, pytest.param(200, marks=pytest.mark.soak)))
-def test_a_clean_exit(many: int, tmp_path: Path) -> None:
-    for turn in range(many):
-        command = [sys.executable, "-c", EXIT]
-        given = [[str(rank), str(tmp_path / f"s{turn}"), str(turn % 2)] for rank in range(2)]
-        ranks = [subprocess.Popen([*command, *each], stderr=subprocess.PIPE, text=True) for each in given]
-        for process in ranks:
-            said = process.communicate(timeout=120)[1]
-            assert process.returncode == 0 and "terminate" not in said, said
-
-
 def test_one_rank_alone() -> None:
     dist.init_process_group("tq", store=dist.HashStore(), rank=0, world_size=1, timeout=timedelta(seconds=30))
     try:

@@ -12,8 +12,7 @@ import tq.backend
 from tq.lab.stacks.task import Task
 from tq.lab.stacks.with_lightning import Module, trainer
 from tq.lab.stacks.with_lightning_fsdp import Sharded
-from tq.train.collectives import ReduceScatter
-from tq.train.hooks import HookState
+from tq.train.hooks import HookState, ReduceScatter
 
 
 class Kept(Module):
@@ -33,7 +32,7 @@ class KeptSharded(Kept, Sharded):
 if __name__ == "__main__":
     task = Task.asked()
     if task.options["sharded"]:
-        module = KeptSharded(task, 0, ReduceScatter(task.codec))
+        module = KeptSharded(task, 0, ReduceScatter(task.codec, warmup=0))
         strategy = ModelParallelStrategy(task.ranks, 1, process_group_backend=task.backend)
     else:  # buckets cut anew after the first step would not be those of a run that goes on
         module = Kept(task, 0, HookState(task.codec, warmup=task.warmup))

@@ -13,7 +13,7 @@ import torch
 from tq.lab.net import hosts
 from tq.lab.net.crew import Crew
 from tq.lab.net.hosts import Lab
-from tq.lab.stacks import catalog, elastic, failures, pace
+from tq.lab.stacks import catalog, elastic, exits, failures, pace
 from tq.lab.stacks.__main__ import main
 from tq.lab.stacks.catalog import STACKS, Stack
 from tq.lab.stacks.compare import FRAMING, seen
@@ -121,6 +121,16 @@ def test_a_broken_group_is_told_on_all_ranks(kind: str) -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["told"] == found["asked"] and found["s"] < 10, found
+
+
+@pytest.mark.parametrize("kind", exits.KINDS)  # the chapter runs them often
+def test_interpreters_end_well(kind: str) -> None:
+    assert exits.run(kind) == {"kind": kind, "codes": [0, 0], "said": ["", ""]}
+
+
+def test_an_end_that_is_not_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exits, "PATIENCE_S", 0.2)
+    assert exits.run("left")["codes"] == [None, None]
 
 
 def step(rank: int, ranks: int, number: int, at: float, calls: int, weights: str = "a") -> dict:

@@ -1,12 +1,10 @@
-"""An all-gather and an all-to-all of codes, and a reduce-scatter without any."""
+"""An all-gather and an all-to-all of codes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -75,20 +73,3 @@ def scatter_codes(output: Tensor, given: Tensor, codec: Codec, key: int, group: 
     """
     rows = list(given.reshape(dist.get_world_size(group), -1))
     return _exchange(rows, output, codec, key, group, partial(dist.all_to_all_single, group=group))
-
-
-def scatter_sums(output: Tensor, given: Tensor, op: Any, group: dist.ProcessGroup) -> Tensor:
-    """A reduce-scatter of floats as they are: every part goes to its rank, which adds up in fp32.
-
-    A rank sends (n - 1)/n of the tensor. gloo's own is an all-reduce of which a rank keeps its part: twice the bytes.
-
-    Args:
-        output: this rank's part.
-        given: contiguous, of as many equal parts as there are ranks.
-        op: SUM or AVG.
-        group: of the ranks.
-    """
-    ranks = dist.get_world_size(group)
-    dist.all_to_all_single(received := torch.empty_like(given), given, group=group)
-    total = received.view(ranks, -1).sum(0, dtype=torch.float32)
-    return output.view(-1).copy_(total.div_(ranks) if op == dist.ReduceOp.AVG else total)

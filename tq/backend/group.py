@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tq.backend._torch_private import NEW_NAMES, FutureWork, Works, plain_group
-from tq.backend.coded import gather_codes, scatter_codes, scatter_sums
+from tq.backend.coded import gather_codes, scatter_codes
 from tq.backend.counts import Counts
 from tq.backend.settings import Config, configured
 from tq.backend.warmup import Warmup
@@ -24,6 +24,7 @@ from tq.train.collectives import ReduceScatter
 from tq.train.comm.agreement import GroupError
 from tq.train.comm.layout import code_bytes
 from tq.train.comm.pipeline import mean_over
+from tq.train.comm.plain import scatter_sums
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _PROTOCOL = 1  # of what ranks send each other: ranks of another one are refused

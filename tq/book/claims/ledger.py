@@ -49,7 +49,7 @@ BASES = (MEASURED, COMPUTED, PRINTED, "")
 MEASURING = (
     "rotation-and-codebook", "distortion", "training-tensors", "kernels", "compressed-adamw", "gradient-codes",
     "published-rule", "gap-trends", "loss-at-scale", "activation-memory", "optimizer-state", "compressed-allreduce",
-    "data-parallel-training", "offload-and-single-gpu", "checkpoints-and-failures",
+    "data-parallel-training", "scaling-out", "offload-and-single-gpu", "checkpoints-and-failures",
 )  # fmt: skip
 
 SEEDS = {

@@ -6,15 +6,16 @@ from torch.distributed.tensor import DTensor
 
 import tq.backend  # noqa: F401
 from tq.lab.stacks.task import Task
-from tq.train.collectives import ReduceScatter
+from tq.train.hooks import ReduceScatter
 
 task = Task.asked()
 dist.init_process_group(task.backend)
 
 for seed in task.seeds:
     model = task.model(seed)
-    scatter = ReduceScatter(task.codec)
-    for unit in (*model.gpt.blocks, model):
+    units = *model.gpt.blocks, model
+    scatter = ReduceScatter(task.codec, warmup=task.warmup * len(units))
+    for unit in units:
         fully_shard(unit)
         if task.way == "hook":
             unit.set_custom_reduce_scatter(scatter)

@@ -5,7 +5,8 @@ from torch.distributed.fsdp import fully_shard
 
 from tq.lab.stacks.task import Task
 from tq.lab.stacks.with_lightning import Module, trainer
-from tq.train.collectives import ReduceScatter
+from tq.train.hooks import ReduceScatter
+from tq.train.model.gpt import PRESETS
 
 
 class Sharded(Module):
@@ -28,7 +29,8 @@ def main(task: Task) -> None:
         strategy = ModelParallelStrategy(
             data_parallel_size=task.ranks, tensor_parallel_size=1, process_group_backend=task.backend
         )
-        trainer(task, strategy).fit(Sharded(task, seed, ReduceScatter(task.codec)))
+        scatter = ReduceScatter(task.codec, warmup=task.warmup * (PRESETS[task.preset].layers + 1))  # calls of a step
+        trainer(task, strategy).fit(Sharded(task, seed, scatter))
 
 
 if __name__ == "__main__":

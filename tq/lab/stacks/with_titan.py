@@ -15,7 +15,7 @@ from torchtitan.distributed.fsdp import apply_fsdp_to_decoder
 
 import tq.backend  # noqa: F401
 from tq.lab.stacks.task import Learner, Task
-from tq.train.collectives import ReduceScatter
+from tq.train.hooks import ReduceScatter
 
 
 class Decoder(Learner):
@@ -47,12 +47,12 @@ mesh = init_device_mesh("cpu", (task.ranks,), mesh_dim_names=("fsdp",))
 for seed in task.seeds:
     model = Decoder(task.preset, seed)
     apply_fsdp_to_decoder(model, mesh, torch.float32, torch.float32, pp_enabled=False)
-    scatter = ReduceScatter(task.codec)
-    for unit in model.modules():
-        if isinstance(unit, FSDPModule):
-            unit.set_force_sum_reduction_for_comms(True)  # else its sums are NCCL's PREMUL_SUM, which is not coded
-            if task.way == "hook":
-                unit.set_custom_reduce_scatter(scatter)  # type: ignore[arg-type]
+    units = [unit for unit in model.modules() if isinstance(unit, FSDPModule)]
+    scatter = ReduceScatter(task.codec, warmup=task.warmup * len(units))
+    for unit in units:
+        unit.set_force_sum_reduction_for_comms(True)  # else its sums are NCCL's PREMUL_SUM, which is not coded
+        if task.way == "hook":
+            unit.set_custom_reduce_scatter(scatter)  # type: ignore[arg-type]
     optimizer = task.optimizer(model.parameters())
     for ids, targets in task.batches(seed):
         optimizer.zero_grad()

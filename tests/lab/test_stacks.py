@@ -19,6 +19,7 @@ from tq.lab.stacks.catalog import STACKS, Stack
 from tq.lab.stacks.compare import FRAMING, seen
 from tq.lab.stacks.run import StackFailed, here
 from tq.lab.stacks.task import Task
+from tq.train.model.gpt import PRESETS
 
 pytestmark = pytest.mark.xdist_group("ranks")
 WHY = hosts.obstacle()
@@ -53,10 +54,12 @@ def test_a_task_knows_its_ways() -> None:
 
 
 def told(rank: int, digest: str) -> dict:
-    run = {"seed": 0, "valid": 3.0, "digest": digest, "seconds": [9.0, 1.0 + rank, 2.0], "sent": [900, 100, 300]}
-    count = {"calls": 4, "coded": 4, "plain": 800.0, "sent": 100.0}
-    counts = {"all_reduce": count, "all_gather": {**count, "plain": 40.0, "sent": 40.0}}
-    return {"rank": rank, "runs": [run], "counts": counts}
+    step = {"all_reduce": [200.0, 25.0], "all_gather": [10.0, 10.0]}
+    run = {
+        "seed": 0, "valid": 3.0, "digest": digest, "seconds": [9.0, 1.0 + rank, 2.0], "sent": [900, 100, 300],
+        "counted": [{"all_reduce": [999.0, 999.0]}, step, step],
+    }  # fmt: skip
+    return {"rank": rank, "runs": [run]}
 
 
 def test_what_ranks_told_is_taken_together() -> None:
@@ -75,6 +78,8 @@ def test_fsdp_trains_alike_by_hook_and_backend_and_as_ddp() -> None:
     assert plain.valid == pytest.approx(found["ddp", "off"].valid, abs=1e-5)
     assert found["fsdp", "hook"].valid == coded.valid != plain.valid, "the same seeds, the same sums"
     assert plain.gradients == plain.coded == coded.gradients > 7 * coded.coded
+    sharded = 4 * PRESETS["tiny"].num_parameters / 2  # a rank's weights go to the other one, in both passes
+    assert coded.others == plain.others and sharded < plain.others < 2 * sharded, "the last module stays gathered"
 
 
 def test_a_program_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,20 +50,20 @@ def seen(told: Sequence[dict[str, Any]], skip: int = 2) -> Seen:
         skip: first steps of each run that are left out of times and bytes: buckets are cut anew after the first.
     """
     runs = [found["runs"] for found in told]
-    steps = sum(len(run["seconds"]) + 1 for run in runs[0])
     seconds = [
         max(turn) for of_seed in zip(*runs, strict=True)
         for turn in list(zip(*(run["seconds"] for run in of_seed), strict=True))[skip:]
     ]  # fmt: skip
     sent = [step for rank in runs for run in rank for step in run["sent"][skip:]]
-    kinds = told[0].get("counts", {})
+    steps = [kinds for run in runs[0] for kinds in run["counted"][skip:]]  # judging a model counts too, after them
 
-    def per_step(name: str, chosen: bool) -> float:
-        return sum(count[name] for kind, count in kinds.items() if (kind in GRADIENTS) == chosen) / steps
+    def per_step(which: int, chosen: bool) -> float:
+        found = [both[which] for kinds in steps for kind, both in kinds.items() if (kind in GRADIENTS) == chosen]
+        return sum(found) / len(steps) if steps else 0.0
 
     return Seen(
         valid=[run["valid"] for run in runs[0]],
         equal=all(len({run["digest"] for run in of_seed}) == 1 for of_seed in zip(*runs, strict=True)),
         seconds=seconds, sent=statistics.fmean(sent) if sent else 0.0,
-        gradients=per_step("plain", True), coded=per_step("sent", True), others=per_step("sent", False),
+        gradients=per_step(0, True), coded=per_step(1, True), others=per_step(1, False),
     )  # fmt: skip

@@ -22,8 +22,10 @@ from tq.lab.stacks.catalog import ROOT
 from tq.lab.stacks.task import OUT, TASK
 
 PATIENCE_S = 60.0
-# Without the first, workers of torch 2.13 meet under a number of restarts that each agent counts by itself.
+# Without it, workers of torch 2.13 meet under a number of restarts that each agent counts by itself.
 SETTINGS = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+# An agent counts as gone after three intervals without a sign of life; by default they are of 5 s.
+CONFIGURATION = "keep_alive_interval=1,last_call_timeout=1"
 
 
 class Job:
@@ -47,7 +49,7 @@ class Job:
         first = self.lab.address(0)
         argv = [sys.executable, "-m", "torch.distributed.run", f"--nnodes=2:{len(self.lab.hosts)}"]
         argv += ["--nproc-per-node=1", "--rdzv-backend=c10d", f"--rdzv-endpoint={first}:29400", "--rdzv-id=elastic"]
-        argv += [f"--rdzv-conf=is_host={'false' if host else 'true'},last_call_timeout=1", "--max-restarts=1000"]
+        argv += [f"--rdzv-conf={CONFIGURATION},is_host={'false' if host else 'true'}", "--max-restarts=1000"]
         argv += [f"--local-addr={self.lab.address(host)}", "-m", "tq.lab.stacks.with_elastic"]
         one = {name: "1" for name in ("OMP_NUM_THREADS", *os.environ) if name.endswith("_NUM_THREADS")}
         environment = {**one, **SETTINGS, "PYTHONPATH": str(ROOT), OUT: str(self.folder), TASK: json.dumps(self._task)}

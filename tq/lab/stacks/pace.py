@@ -29,7 +29,7 @@ def _replica(way: str, preset: str, bits: int, bucket_mb: float) -> _Made:
     group = None
     if way in ("off", "backend"):
         codes = frozenset() if way == "off" else tq.backend.Config().codes
-        tq.backend.configure(tq.backend.Config(Codec(bits)), codes=codes)
+        tq.backend.configure(tq.backend.Config(Codec(bits), warmup=0), codes=codes)
         group = dist.new_group(backend="tq")
     model = DistributedDataParallel(
         Learner(preset, 0), process_group=group, bucket_cap_mb=bucket_mb, gradient_as_bucket_view=True
@@ -54,6 +54,9 @@ def in_turn(
 
     Returns:
         {way: [seconds], one of each round}.
+
+    Raises:
+        RuntimeError: the backend coded nothing.
     """
     key = repr((preset, bits, bucket_mb))
     if key not in _made:
@@ -75,4 +78,6 @@ def in_turn(
             optimizer.zero_grad(set_to_none=False)
             if turn >= warm:
                 seconds[way].append(time.perf_counter() - began)
+    if not any(count.coded for group in tq.backend.groups().values() for count in group.counts.kinds.values()):
+        raise RuntimeError("the backend coded nothing")
     return seconds

@@ -31,6 +31,19 @@ WAYS = ("plain", "off", "backend", "hook", "optimizer")
 HELD_OUT = 8  # batches
 
 
+Counted = dict[str, tuple[float, float]]  # bytes by kind of collective: as they would be sent plain, as they were sent
+
+
+def counted() -> Counted:
+    """What the backend's groups of this rank have counted so far."""
+    found: Counted = {}
+    for group in tq.backend.groups().values():
+        for kind, count in group.counts.kinds.items():
+            plain, sent = found.get(kind, (0.0, 0.0))
+            found[kind] = plain + count.plain, sent + count.sent
+    return found
+
+
 class Learner(nn.Module):
     """The book's GPT, whose answer is its loss: ``learner(ids, targets)``, int64 [B, T] both."""
 
@@ -98,7 +111,7 @@ class Task:
         if self.way not in WAYS:
             raise ValueError(f"way must be one of {', '.join(WAYS)}, got {self.way!r}")
         self.told: list[dict[str, Any]] = []
-        self._steps: list[tuple[float, int]] = []
+        self._steps: list[tuple[float, int, Counted]] = []
 
     @classmethod
     def asked(cls) -> Task:
@@ -153,7 +166,7 @@ class Task:
 
     def stepped(self) -> None:
         """To be called after each step of the optimizer."""
-        self._steps.append((time.perf_counter(), sent_bytes()))
+        self._steps.append((time.perf_counter(), sent_bytes(), counted()))
 
     @staticmethod
     def digest(parameters: Iterable[Tensor]) -> str:
@@ -177,11 +190,15 @@ class Task:
         for number in range(HELD_OUT):
             ids, targets = self.corpus.batch(number, self.batch, seq, 0, "valid")
             losses.append(float(loss(ids, targets)))
-        times, sent = zip(*self._steps, strict=True)
+        times, sent, kinds = zip(*self._steps, strict=True)
         self.told.append({
             "seed": seed, "valid": sum(losses) / len(losses), "digest": digest,
             "seconds": [after - before for before, after in zip(times, times[1:], strict=False)],
             "sent": [after - before for before, after in zip(sent, sent[1:], strict=False)],
+            "counted": [
+                {kind: [x - y for x, y in zip(after[kind], before.get(kind, (0.0, 0.0)), strict=True)] for kind in after}
+                for before, after in zip(kinds, kinds[1:], strict=False)
+            ],
         })  # fmt: skip
         self._steps.clear()
         tq.backend.load_state_dict(dict.fromkeys(tq.backend.groups(), 0))  # the next run has first steps of its own

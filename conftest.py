@@ -25,6 +25,9 @@ ALLOWED_IN_CI = (
     "needs a browser",
     "needs a stack",  # of other people's packages, that `python -m tq.lab.stacks install` fetches
     "needs SLURM",
+    "needs gguf",
+    "needs transformers",
+    "needs a pretrained model",  # that `python -m tq.infer fetch` gets
 )
 
 

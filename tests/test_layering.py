@@ -26,7 +26,7 @@ class Floor:
     anything: bool = False  # the top floor may import any third-party package
 
 
-BELOW_THE_BOOK = ("tq.quant", "tq.train", "tq.backend", "tq.systems", "tq.economics", "tq.lab")
+BELOW_THE_BOOK = ("tq.quant", "tq.train", "tq.backend", "tq.infer", "tq.systems", "tq.economics", "tq.lab")
 FLOORS = {
     "tq.kernels": Floor(inside=("tq.kernels",), outside=frozenset({"torch", "triton", "numba", "llvmlite", "numpy"})),
     "tq.quant": Floor(inside=("tq.quant",), outside=frozenset({"torch", "numpy"})),
@@ -48,6 +48,15 @@ FLOORS = {
         inside=("tq.quant", "tq.train.comm", "tq.train._torch_private"), outside=frozenset({"torch", "numpy"})
     ),
     "tq.backend": Floor(inside=("tq.quant", "tq.train", "tq.backend"), outside=frozenset({"torch"})),
+    "tq.infer": Floor(  # models after training: what trains them is not asked
+        inside=("tq.quant", "tq.train.model", "tq.infer"),
+        outside=frozenset({"torch", "numpy"}),
+        lazy=frozenset({"gguf", "safetensors", "tokenizers", "transformers"}),
+    ),
+    "tq.infer.cache": Floor(
+        inside=("tq.quant", "tq.infer"), outside=frozenset({"torch", "transformers"})
+    ),
+    "tq.infer.__main__": Floor(inside=("tq.quant", "tq.infer"), outside=frozenset({"torch", "tqdm"})),
     "tq.systems": Floor(inside=("tq.systems",), outside=frozenset({"numpy"}), lazy=frozenset({"scipy"})),
     "tq.economics": Floor(
         inside=("tq.systems", "tq.economics"),

@@ -1,0 +1,77 @@
+"""Centring and balancing keys: what is exact, and what they gain."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tq import Codec
+from tq.infer.evaluate import divergence
+from tq.infer.kv import Coder, bytes_per_token, calibrate, coders, with_coded_attention
+from tq.train.model import GPT, GPTConfig
+
+CONFIG = GPTConfig(layers=2, hidden=128, heads=2, vocab=101, seq=128)
+
+
+@pytest.fixture(scope="module")
+def model() -> GPT:
+    made = GPT(CONFIG, seed=1)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.mul_(4 if parameter.ndim > 1 else 1)
+    return made
+
+
+def ids(rows: int, seed: int = 0) -> torch.Tensor:
+    return torch.randint(101, (rows, 128), generator=torch.Generator().manual_seed(seed))
+
+
+def test_a_constant_key_changes_nothing_and_neither_does_a_factor(model: GPT) -> None:
+    def shifted(k: torch.Tensor) -> torch.Tensor:
+        return k + torch.linspace(-2, 2, k.shape[-1])
+
+    changed = with_coded_attention(model, [(shifted, None)] * 2)
+    assert divergence(model, changed, ids(2)).kl < 1e-9
+    known = calibrate(model, ids(4))[0]
+    factor = known.balance_KD
+    q, k = torch.randn(1, 2, 5, 64), torch.randn(1, 2, 7, 64)
+    scores = (q / factor[:, None]) @ (k * factor[:, None]).transpose(2, 3)
+    assert torch.allclose(scores, q @ k.transpose(2, 3), atol=1e-4)
+    assert torch.equal(factor[:, :32], factor[:, 32:]), "numbers that one rotary angle turns have one factor"
+
+
+def test_fewer_bits_are_further_away(model: GPT) -> None:
+    known = calibrate(model, ids(8))
+    found = []
+    for bits in (8, 4, 2):
+        codec = Codec(bits, block=64)
+        found.append(divergence(model, with_coded_attention(model, coders(codec, codec, known)), ids(3, 1)).kl)
+    assert 0 < found[0] < found[1] < found[2]
+    exact = with_coded_attention(model, coders(None, None, known))
+    assert divergence(model, exact, ids(2)).kl < 1e-12
+    with pytest.raises(ValueError, match="one pair for each of 2 layers, got 1"):
+        with_coded_attention(model, [(None, None)])
+
+
+def test_keys_with_a_large_mean_collapse_and_centring_cures_it(model: GPT) -> None:
+    offset = torch.randn(2, 64, generator=torch.Generator().manual_seed(2)) * 60
+
+    def biased(coder: Coder) -> object:
+        return lambda k: coder(k + offset[:, None]) - offset[:, None]
+
+    known = calibrate(model, ids(8))
+    found = {}
+    for centred in (False, True):
+        made = []
+        for key, _ in coders(Codec(4, block=64), None, known, centred=False):
+            assert key is not None
+            mean = known[0].mean_KD + offset if centred else None
+            made.append((biased(Coder(key.codec, mean)), None))
+        found[centred] = divergence(model, with_coded_attention(model, made), ids(3, 1)).kl
+    assert found[False] > 100 * found[True]
+
+
+def test_bytes() -> None:
+    model, codec = GPT(CONFIG), Codec(4, block=64, scale_dtype=torch.bfloat16)
+    assert bytes_per_token(model, None, None) == 2 * 2 * 2 * 64 * 2
+    assert bytes_per_token(model, codec, None) == 2 * 2 * (34 + 128)

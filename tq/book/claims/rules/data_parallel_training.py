@@ -32,7 +32,8 @@ def _sharded(results: Results) -> tuple[str, bool, float]:
     """(what was measured with FSDP2, whether its loss stays with its whole interval, how much faster a step is)."""
     gap, half = results(CHAPTER, "gap/fsdp-4"), results(CHAPTER, "gap/fsdp-4/half-width")
     faster = results(CHAPTER, "faster/fsdp-4/100")
-    text = f"FSDP2 ends {gap:+.4f} ± {half:.4f} nats from fp32, with steps {faster:.2f} times as fast at 100 Mbit/s"
+    ends = f"FSDP2 ends {gap:+.4f} ± {half:.4f} nats from fp32"
+    text = f"in Data-parallel training {ends}, with steps {faster:.2f} times as fast at 100 Mbit/s"
     return text, gap + half < SAME, faster
 
 

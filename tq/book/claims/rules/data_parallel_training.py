@@ -45,9 +45,9 @@ def sharded_limit(claim: Claim, results: Results) -> Finding:
     fewer, equal = results(ENGINES, "fewer/megatron"), results(ENGINES, "equal/megatron")
     sharded, buckets = same and faster > 1, fewer >= FEWER and bool(equal)
     lost = "it is no faster" if same else "the loss is not shown to stay"
-    megatron = f"Megatron-core's buckets send {fewer:.1f} times fewer gradient bytes, its ranks stay equal"
+    megatron = f"Megatron-core's buckets send {fewer:.1f} times fewer gradient bytes, with equal ranks"
     if sharded and buckets:
-        whole = f"Lifted here, on CPUs: {text}. {megatron}. A whole Megatron-LM run needs GPUs."
+        whole = f"Lifted here, on CPUs: {text}. {megatron}. Whole runs need GPUs."
     else:
         whole = f"Stands: {text}, and {'the buckets of Megatron-core fail' if sharded else lost}."
     checks = (

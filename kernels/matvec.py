@@ -41,15 +41,14 @@ _STAMP = cpu._STAMP ^ int(hashlib.blake2b(Path(__file__).read_bytes(), digest_si
 _njit = numba.njit(error_model="numpy")
 
 
-def _nibbles(code: _Code, address: ir.Value, offset: ir.Value) -> _Vector:
-    """Eight bytes as 16 lanes of four bits, the lowest first."""
+def _nibbles(code: _Code, address: ir.Value, offset: ir.Value) -> ir.Value:
+    """Eight bytes as 16 of four bits each, the lowest first."""
     b = code.b
     raw = b.load(code.at(address, offset, ir.VectorType(_BYTE, 8)), align=1)
     wide = ir.VectorType(ir.IntType(16), 8)
     pairs = b.zext(raw, wide)
     spread = b.or_(pairs, b.shl(pairs, ir.Constant(wide, [4] * 8)))
-    masked = b.and_(spread, ir.Constant(wide, [0x0F0F] * 8))
-    return _Vector(code, b.zext(b.bitcast(masked, _BYTES16), _INTS))
+    return b.bitcast(b.and_(spread, ir.Constant(wide, [0x0F0F] * 8)), _BYTES16)
 
 
 class _Indices:
@@ -63,7 +62,7 @@ class _Indices:
         else:
             raw = b.load(code.at(payload, low, _BYTES16), align=1)
             self.low = _Vector(code, b.zext(raw, _INTS))
-            self.high = _nibbles(code, payload, high) << 2 if bits == 3 else None
+            self.high = _Vector(code, b.zext(_nibbles(code, payload, high), _INTS)) << 2 if bits == 3 else None
 
     def __getitem__(self, k: int) -> _Vector:
         if self.bits == 4:
@@ -150,11 +149,8 @@ def _bytes(code: _Code, bits: int, payload: ir.Value, low: ir.Value, high: ir.Va
     two = masked(shifted(joined(b.load(code.at(payload, low, _BYTES16), align=1), 4), [0, 2, 4, 6]), 3)
     if bits == 2:
         return two
-    raw = b.load(code.at(payload, high, ir.VectorType(_BYTE, 8)), align=1)
-    wide = ir.VectorType(ir.IntType(16), 8)
-    pairs = b.zext(raw, wide)
-    spread = b.and_(b.or_(pairs, b.shl(pairs, ir.Constant(wide, [4] * 8))), ir.Constant(wide, [0x0F0F] * 8))
-    ones = joined(b.bitcast(b.shl(spread, ir.Constant(wide, [2] * 8)), _BYTES16), 4)
+    two_up = b.shl(_nibbles(code, payload, high), ir.Constant(_BYTES16, [2] * 16))
+    ones = joined(two_up, 4)
     return b.or_(two, masked(shifted(ones, [0, 1, 2, 3]), 4))
 
 
@@ -224,6 +220,27 @@ def _has(flag: str) -> bool:
         return False
 
 
+@_njit
+def _at(given, row):
+    """Addresses of a row's payload, of its scales, and of its place in the output."""
+    scales = given[_SCALES] + row * given[_COUNT] * given[_SCALE_SIZE]
+    return given[_PAYLOAD] + row * given[_PITCH], scales, given[_OUT] + 4 * row
+
+
+@_njit
+def _exact(given, row, bits, rows, vectors, runs, size):
+    payload, scales, out = _at(given, row)
+    dot(payload, given[_PITCH], scales, given[_X], given[_X_PITCH], given[_COUNT], out, 4 * given[_ROWS],
+        given[_LEVELS], bits, rows, vectors, runs, size)  # fmt: skip
+
+
+@_njit
+def _rounded(given, row, bits, rows, vectors, runs, size):
+    payload, scales, out = _at(given, row)
+    dot_integers(payload, given[_PITCH], scales, given[_X], given[_X_PITCH], given[_COUNT], out, 4 * given[_ROWS],
+                 given[_LEVELS], given[_X_SCALES], given[_SUMS], bits, rows, vectors, runs, size)  # fmt: skip
+
+
 @cache
 def _kernel(bits_: int, vectors_: int, runs_: int, size_: int, integers: bool) -> Callable[[int], None]:
     """The kernel of some bits, vectors, runs of 64 in a block and bytes of a scale; see ``cpu._kernel``."""
@@ -231,7 +248,9 @@ def _kernel(bits_: int, vectors_: int, runs_: int, size_: int, integers: bool) -
     size, rows_, together = (0,) * size_, rows_together(vectors_), (0,) * rows_together(vectors_)
     one = (0,)
 
-    def exact(arguments):
+    product = _rounded if integers else _exact
+
+    def body(arguments):
         given = numba.carray(arguments, cpu._FIELDS)
         while stamp:
             first, last = cpu._piece(given)
@@ -239,41 +258,14 @@ def _kernel(bits_: int, vectors_: int, runs_: int, size_: int, integers: bool) -
                 break
             row, end = first * rows_, min(last * rows_, given[_ROWS])
             while row < end:
-                payload = given[_PAYLOAD] + row * given[_PITCH]
-                scales = given[_SCALES] + row * given[_COUNT] * given[_SCALE_SIZE]
-                out = given[_OUT] + 4 * row
                 if row + rows_ <= end:
-                    dot(payload, given[_PITCH], scales, given[_X], given[_X_PITCH], given[_COUNT], out,
-                        4 * given[_ROWS], given[_LEVELS], bits, together, vectors, runs, size)  # fmt: skip
+                    product(given, row, bits, together, vectors, runs, size)
                     row += rows_
                 else:
-                    dot(payload, given[_PITCH], scales, given[_X], given[_X_PITCH], given[_COUNT], out,
-                        4 * given[_ROWS], given[_LEVELS], bits, one, vectors, runs, size)  # fmt: skip
+                    product(given, row, bits, one, vectors, runs, size)
                     row += 1
 
-    def rounded(arguments):
-        given = numba.carray(arguments, cpu._FIELDS)
-        while stamp:
-            first, last = cpu._piece(given)
-            if first == last:
-                break
-            row, end = first * rows_, min(last * rows_, given[_ROWS])
-            while row < end:
-                payload = given[_PAYLOAD] + row * given[_PITCH]
-                scales = given[_SCALES] + row * given[_COUNT] * given[_SCALE_SIZE]
-                out = given[_OUT] + 4 * row
-                if row + rows_ <= end:
-                    dot_integers(payload, given[_PITCH], scales, given[_X], given[_X_PITCH], given[_COUNT], out,
-                                 4 * given[_ROWS], given[_LEVELS], given[_X_SCALES], given[_SUMS], bits, together,
-                                 vectors, runs, size)  # fmt: skip
-                    row += rows_
-                else:
-                    dot_integers(payload, given[_PITCH], scales, given[_X], given[_X_PITCH], given[_COUNT], out,
-                                 4 * given[_ROWS], given[_LEVELS], given[_X_SCALES], given[_SUMS], bits, one,
-                                 vectors, runs, size)  # fmt: skip
-                    row += 1
-
-    compiled = cpu._compiled(rounded if integers else exact)
+    compiled = cpu._compiled(body)
     cpu._compiled_kernels.append(compiled)
     return cpu._KERNEL(compiled.address)
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.infer.helpers import sharp
 from tq import Codec
 from tq.infer.kv import bytes_per_token, calibrate
 from tq.infer.llama import to_llama
@@ -23,11 +24,7 @@ CONFIG = GPTConfig(layers=2, hidden=128, heads=2, vocab=101, seq=700, kv_heads=1
 
 @pytest.fixture(scope="module")
 def gpt() -> GPT:
-    made = GPT(CONFIG, seed=1)
-    with torch.no_grad():
-        for parameter in made.parameters():
-            parameter.mul_(3 if parameter.ndim > 1 else 1)
-    return made
+    return sharp(CONFIG, 3)
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.infer.helpers import sharp
 from tq import Codec
 from tq.infer.evaluate import divergence
 from tq.infer.kv import Coder, bytes_per_token, calibrate, coders, with_coded_attention
@@ -15,11 +16,7 @@ CONFIG = GPTConfig(layers=2, hidden=128, heads=2, vocab=101, seq=128)
 
 @pytest.fixture(scope="module")
 def model() -> GPT:
-    made = GPT(CONFIG, seed=1)
-    with torch.no_grad():
-        for parameter in made.parameters():
-            parameter.mul_(4 if parameter.ndim > 1 else 1)
-    return made
+    return sharp(CONFIG, 4)
 
 
 def ids(rows: int, seed: int = 0) -> torch.Tensor:

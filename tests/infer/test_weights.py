@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.infer.helpers import sharp
 from tq import Codec
 from tq.infer.evaluate import divergence
 from tq.infer.weights import QuantizedLinear, Told, decoded, layers, load, quantize, save, stored_bits
@@ -20,11 +21,7 @@ CODEC = Codec(bits=4, block=64, scale_dtype=torch.bfloat16)
 @pytest.fixture(scope="module", params=("gelu", "swiglu"))
 def model(request: pytest.FixtureRequest) -> GPT:
     config = GPTConfig(layers=2, hidden=64, heads=2, vocab=97, seq=48, kv_heads=1, activation=request.param)
-    made = GPT(config, seed=1)
-    with torch.no_grad():
-        for parameter in made.parameters():  # logits that say something
-            parameter.mul_(4 if parameter.ndim > 1 else 1)
-    return made
+    return sharp(config, 4)
 
 
 def ids(rows: int, seed: int = 0) -> Tensor:

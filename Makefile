@@ -26,7 +26,7 @@ ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 JUPYTER
 # Cell by cell; --dist loadscope keeps the cells of a notebook together.
 NBVAL = $(ONE_THREAD) $(PY) -m pytest -q --nbval-lax --nbval-current-env -n $(WORKERS) --dist loadscope
 
-.PHONY: help setup reproduce test book serve wheel smoke lab check bench soak lock clean
+.PHONY: help setup reproduce test book serve wheel smoke lab check bench engines soak lock clean
 
 help: ## list the targets and the variables
 	@echo "Two commands do most of it:  make reproduce   and   make test"
@@ -95,6 +95,10 @@ check: $(READY) ## ruff, mypy and the floors of the house
 
 bench: $(READY) ## time the codec against a copy, the reference and peers; print and record the table
 	@$(PY) -m tq.book bench
+
+engines: $(READY) ## fetch other people's engines of inference, which the book's is measured beside, and its pretrained model
+	@$(PY) -m tq.lab.engines install
+	@$(PY) -m tq.infer fetch
 
 soak: $(READY) ## the long repetitions that 'test' leaves out, every notebook cell by cell, all tests with the clock ahead
 	@status=0; \

@@ -15,17 +15,23 @@ from importlib import import_module
 from multiprocessing import get_context
 from typing import Any
 
-from tq.kernels import cpu, planes
+from tq.kernels import cpu, matvec, planes
 
 KERNELS_A_PROCESS = 7  # some hundred megabytes
 Name = tuple[str, tuple[Any, ...]]  # module, and the arguments of its ``_kernel``
 
 
 def names() -> list[Name]:
-    """All kernels there are: encoders and decoders of 1-8 bits, of v, of AdamW, and of the lossless codec."""
-    coders = [(encodes, bits) for encodes in (True, False) for bits in range(1, 9)]
+    """Encoders and decoders of 1-8 bits, of v, of AdamW and of the lossless codec; of weights those for 2-4 bits.
+
+    What is not named here, such as products with several vectors, is compiled when it is first called.
+    """
+    coders = [("cpu", (encodes, bits)) for encodes in (True, False) for bits in range(1, 9)]
     others = [("adamw", (width,)) for width in range(-1, 9)] + [("logscale", (encodes,)) for encodes in (True, False)]
-    return [("cpu", coder) for coder in coders] + others + [("planes", name) for name in planes.NAMES]
+    weights = [("gptq", (bits,)) for bits in matvec.BITS]
+    ways = (False, True) if matvec.integers_run() else (False,)
+    weights += [("matvec", (bits, 1, 1, 2, integers)) for bits in matvec.BITS for integers in ways]
+    return coders + others + weights + [("planes", name) for name in planes.NAMES]
 
 
 def build(some: list[Name]) -> int:

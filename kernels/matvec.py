@@ -12,6 +12,7 @@ Shapes: O rows, N blocks of a row, B block size (64, 128, ...), V vectors (1 to 
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Callable
 from functools import cache, lru_cache
@@ -294,7 +295,8 @@ class Vectors:
         assert vectors <= MOST and columns % block == 0 and block % RUN == 0
         self.shape, self.block, self.integers = (vectors, columns), block, integers
         self.order = "bytes" if integers and bits == 4 else "lanes"
-        lanes = (32, 2) if self.order == "bytes" else (LANES, 4)
+        self.lanes = 32 if self.order == "bytes" else LANES
+        lanes = self.lanes, RUN // self.lanes
         if not integers:
             self.values = rotated_VI.view(-1, *lanes).transpose(1, 2).contiguous()
             self.scales = self.sums = None
@@ -308,20 +310,38 @@ class Vectors:
         self.sums[:, 0] = -128 * whole.sum(1).int()
 
 
-def multiply(
-    payload_NW: Tensor, scale_N: Tensor, x: Vectors, bits: int, levels_L: Tensor, out_VO: Tensor
-) -> None:
+def multiply(payload_NW: Tensor, scale_N: Tensor, x: Vectors, bits: int, levels_L: Tensor, out_VO: Tensor) -> None:
     """out = matrix times vectors, for a matrix whose row r has the blocks from r I / B on.
 
     payload_NW: uint8, scale_N: fp32 or bf16, of all blocks; levels_L: fp32; out_VO: fp32 [V, O]. All contiguous and on
     the CPU.
+    """
+    held = x
+    if x.integers:
+        assert x.scales is not None
+        held = copy.copy(x)
+        held.scales = x.scales * integer_step(bits, levels_L)
+    prepared(payload_NW, scale_N, held, bits, levels_L, out_VO)()
+
+
+def integer_step(bits: int, levels_L: Tensor) -> float:
+    """What one step of a level as an integer is; scales of vectors are times this before ``prepared`` products."""
+    return _levels(bits, levels_L.numpy().tobytes())[2]
+
+
+def prepared(
+    payload_NW: Tensor, scale_N: Tensor, x: Vectors, bits: int, levels_L: Tensor, out_VO: Tensor
+) -> Callable[[], None]:
+    """A product as a call, again and again, on what the same memory then holds; arguments as of ``multiply``.
+
+    In integers, ``x.scales`` hold the scales times ``integer_step``.
     """
     (vectors, rows), columns = out_VO.shape, x.shape[1]
     count = columns // x.block
     assert bits in BITS and payload_NW.shape[0] == rows * count and payload_NW.shape[1] == x.block * bits // 8
     assert vectors == x.shape[0] and scale_N.numel() == rows * count and out_VO.dtype == torch.float32
     cpu._held_to_memory(payload_NW, scale_N, out_VO)
-    exact, whole, step = _levels(bits, levels_L.numpy().tobytes())
+    exact, whole, _ = tables = _levels(bits, levels_L.numpy().tobytes())
     values = {
         _PAYLOAD: payload_NW.data_ptr(), _PITCH: count * payload_NW.shape[1], _SCALES: scale_N.data_ptr(),
         _SCALE_SIZE: scale_N.element_size(), _COUNT: count, _BLOCK: x.block, _X: x.values.data_ptr(),
@@ -329,10 +349,15 @@ def multiply(
         _LEVELS: (whole if x.integers else exact).ctypes.data,
         cpu._BLOCKS: cpu._GROUP * -(-rows // rows_together(vectors)),
     }  # fmt: skip
-    held: Tensor | None = None
     if x.integers:
         assert x.scales is not None and x.sums is not None
-        held = x.scales * step
-        values |= {_X_SCALES: held.data_ptr(), _SUMS: x.sums.data_ptr()}
+        values |= {_X_SCALES: x.scales.data_ptr(), _SUMS: x.sums.data_ptr()}
     kernel = _kernel(bits, vectors, x.block // RUN, scale_N.element_size(), x.integers)
-    cpu._run(kernel, cpu._arguments(values), rows * columns)
+    given, held = cpu._arguments(values), (payload_NW, scale_N, x, out_VO, tables)
+
+    def call() -> None:
+        given[cpu._NEXT] = 0
+        cpu._run(kernel, given, rows * columns)
+
+    call.held = held  # type: ignore[attr-defined]  # what the addresses are of
+    return call

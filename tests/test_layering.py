@@ -56,7 +56,15 @@ FLOORS = {
     "tq.infer.cache": Floor(
         inside=("tq.quant", "tq.infer"), outside=frozenset({"torch", "transformers"})
     ),
-    "tq.infer.__main__": Floor(inside=("tq.quant", "tq.infer"), outside=frozenset({"torch", "tqdm"})),
+    **dict.fromkeys(  # what is compiled for weights and caches has no other way in
+        ("tq.infer.gptq", "tq.infer.decoder", "tq.infer.pages", "tq.infer.product"),
+        Floor(
+            inside=("tq.kernels", "tq.quant", "tq.train.model", "tq.infer"), outside=frozenset({"torch", "numpy"})
+        ),
+    ),
+    "tq.infer.__main__": Floor(
+        inside=("tq.quant", "tq.train.model", "tq.infer"), outside=frozenset({"torch", "tqdm"})
+    ),
     "tq.systems": Floor(inside=("tq.systems",), outside=frozenset({"numpy"}), lazy=frozenset({"scipy"})),
     "tq.economics": Floor(
         inside=("tq.systems", "tq.economics"),

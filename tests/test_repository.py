@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 VENDORED = "assets/"  # third-party files, byte for byte as published
 MAX_BYTES = 2_000_000
+LARGE = {"data/models/book-3m.safetensors": 7_000_000}  # what chapters and tests on inference work with
 NOT_OURS = {"_build", ".venv", ".git", ".whl", ".site", "build", "dist", "__pycache__"}
 
 # Written so that the patterns do not match themselves.
@@ -77,7 +78,7 @@ def test_the_path_pattern_leaves_alone(text: str) -> None:
 
 def test_no_large_file() -> None:
     found = [(name_of(p), p.stat().st_size) for p in FILES if not name_of(p).startswith(VENDORED)]
-    assert [(name, size) for name, size in found if size > MAX_BYTES] == []
+    assert [(name, size) for name, size in found if size > LARGE.get(name, MAX_BYTES)] == []
 
 
 def test_vendored_mathjax_has_its_licence() -> None:

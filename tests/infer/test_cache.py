@@ -17,7 +17,8 @@ from tq.train.model import GPT, GPTConfig
 pytest.importorskip("transformers", reason="needs transformers")
 from transformers.cache_utils import DynamicCache  # noqa: E402
 
-from tq.infer.cache import PAGE, CodedLayer, coded_cache  # noqa: E402
+from tq.infer.cache import CodedLayer, coded_cache  # noqa: E402
+from tq.infer.pages import PAGE  # noqa: E402
 
 CONFIG = GPTConfig(layers=2, hidden=128, heads=2, vocab=101, seq=700, kv_heads=1, activation="swiglu")
 

@@ -12,7 +12,8 @@ from torch import Tensor
 from tests.infer.helpers import sharp
 from tq import Codec
 from tq.infer.evaluate import divergence
-from tq.infer.weights import QuantizedLinear, Told, decoded, layers, load, quantize, save, stored_bits
+from tq.infer.layers import QuantizedLinear, layers, stored_bits
+from tq.infer.weights import Told, decoded, load, quantize, save
 from tq.train.model import GPT, GPTConfig
 
 CODEC = Codec(bits=4, block=64, scale_dtype=torch.bfloat16)

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tq.kernels import ahead, planes
+from tq.kernels import ahead, matvec, planes
 
 BUILD = "from tq.kernels import ahead; print(ahead.build(ahead.names()[-2:]))"
 
@@ -20,7 +20,7 @@ def test_kernels_that_were_compiled_ahead_are_there(tmp_path: Path) -> None:
 
 def test_every_kernel_is_named_once() -> None:
     named = ahead.names()
-    assert len(named) == len(set(named)) == 2 * 8 + 10 + 2 + len(planes.NAMES)
+    assert len(named) == len(set(named)) == 2 * 8 + 10 + 2 + 3 * (3 if matvec.integers_run() else 2) + len(planes.NAMES)
 
 
 def test_kernels_are_compiled_in_other_processes() -> None:

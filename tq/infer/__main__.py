@@ -4,6 +4,9 @@
   python -m tq.infer quantize smollm2 --bits 3 --out small
   python -m tq.infer evaluate small/model.safetensors
   python -m tq.infer chat --weights small/model.safetensors
+  python -m tq.infer train
+
+MODEL is smollm2 (135 million parameters, fetched), book (3 million, trained here), or the path of a GGUF file.
 """
 
 from __future__ import annotations
@@ -13,16 +16,19 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
 from tqdm import tqdm
 
-from tq.infer import pretrained, weights
+from tq.infer import pretrained, trained, weights
 from tq.infer.evaluate import divergence, texts
+from tq.infer.layers import stored_bits
 from tq.quant.codec import Codec
+from tq.train.model import GPT, Trainer
 
-NAME = "smollm2"
+NAME, BOOK = "smollm2", "book"
 
 
 def fetch(_: argparse.Namespace) -> None:
@@ -35,12 +41,26 @@ def fetch(_: argparse.Namespace) -> None:
 
 
 def _language(asked: argparse.Namespace) -> pretrained.Language:
-    return pretrained.load(None if asked.model == NAME else asked.model)
+    if asked.model == BOOK and (why := trained.obstacle()):
+        raise FileNotFoundError(why)
+    return pretrained.load({NAME: None, BOOK: trained.path()}.get(asked.model, asked.model))
+
+
+def train(asked: argparse.Namespace) -> None:
+    with tqdm(total=asked.steps, unit="step", disable=None) as bar:
+
+        def progress(trainer: Trainer) -> None:
+            bar.set_postfix_str(f"loss {trainer.losses[-1]:.3f}", refresh=False)
+            bar.update(trainer.steps_done - bar.n)
+
+        told = trained.train(asked.out, asked.steps, progress)
+    print(f"{asked.out}: held-out loss {told['loss']:.3f} nats after {told['tokens']:,} tokens")
 
 
 def quantize(asked: argparse.Namespace) -> None:
     language = _language(asked)
-    codec = Codec(bits=asked.bits, block=asked.block, scale_dtype=torch.bfloat16 if asked.bits <= 6 else torch.float32)
+    scales = torch.bfloat16 if asked.bits <= 6 else torch.float32
+    codec = Codec(asked.bits, asked.block, "mse", scale_dtype=scales)
     calibration = texts(language, asked.sequences, asked.length, "train")
     bar = tqdm(desc=f"{asked.bits} bits", unit="layer", disable=None)
 
@@ -48,16 +68,18 @@ def quantize(asked: argparse.Namespace) -> None:
         bar.total = told.total
         bar.update(told.done - bar.n)
 
+    head = Codec(asked.head, asked.block, "mse", scale_dtype=torch.bfloat16) if asked.head else None
     small = weights.quantize(
-        language.model, codec, calibration, method=asked.method, keep=asked.out / "blocks", progress=progress
-    )
+        language.model, codec, calibration, method=asked.method, head=head, keep=asked.out / "blocks",
+        progress=progress,
+    )  # fmt: skip
     bar.close()
     weights.save(small, asked.out / "model.safetensors")
     for path in (asked.out / "blocks").glob("*"):
         path.unlink()
     (asked.out / "blocks").rmdir()
     size = (asked.out / "model.safetensors").stat().st_size
-    print(f"{asked.out / 'model.safetensors'}: {size / 1e6:.1f} MB, {weights.stored_bits(small):.2f} bits per weight")
+    print(f"{asked.out / 'model.safetensors'}: {size / 1e6:.1f} MB, {stored_bits(small):.2f} bits per weight")
 
 
 def evaluate(asked: argparse.Namespace) -> None:
@@ -67,7 +89,7 @@ def evaluate(asked: argparse.Namespace) -> None:
     found = divergence(language.model, weights.decoded(small), ids, lambda done, _: bar.update(done - bar.n))
     bar.close()
     low, high = found.interval()
-    print(f"stored bits per weight      {weights.stored_bits(small):.2f}")
+    print(f"stored bits per weight      {stored_bits(small):.2f}")
     print(f"KL per token, nats          {found.kl:.4f}, 95 % interval {low:.4f} to {high:.4f}")
     print(f"loss, nats                  {found.loss_ST.mean():.4f}, reference {found.reference_ST.mean():.4f}")
     print(f"same token likeliest        {found.agree:.1%}")
@@ -75,21 +97,49 @@ def evaluate(asked: argparse.Namespace) -> None:
 
 def chat(asked: argparse.Namespace) -> None:
     language = _language(asked)
-    model = weights.decoded(weights.load(asked.weights)) if asked.weights else language.model
+    model = weights.load(asked.weights) if asked.weights else language.model
+    answers = _from_codes(model) if asked.weights else None
+    if answers is None:
+        model = weights.decoded(model)
+        print(f"in fp32, {sum(p.nbytes for p in model.parameters()) / 1e6:.0f} MB of weights", file=sys.stderr)
     print("An empty line ends it.", file=sys.stderr)
     while text := input("> ").strip():
         prompt = f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
-        ids, began = language.encode(prompt)[None], time.perf_counter()
-        first = ids.shape[1]
-        with torch.no_grad():
-            while ids.shape[1] < min(first + asked.tokens, model.config.seq):
-                token = model(ids)[0][0, -1].argmax()
-                if int(token) == language.end:
-                    break
-                ids = torch.cat([ids, token[None, None]], 1)
-                print(language.decode(token[None]), end="", flush=True)
-        rate = (ids.shape[1] - first) / (time.perf_counter() - began)
-        print(f"\n[{rate:.1f} tokens/s]", file=sys.stderr)
+        ids = language.encode(prompt).tolist()
+        room = min(asked.tokens, model.config.seq - len(ids))
+        begun, count = time.perf_counter(), 0
+        for token in answers(ids, room, language.end) if answers else _plainly(model, ids, room, language.end):
+            count += 1
+            print(language.decode(torch.tensor([token])), end="", flush=True)
+        print(f"\n[{count / (time.perf_counter() - begun):.1f} tokens/s, prompt included]", file=sys.stderr)
+
+
+def _from_codes(model: GPT) -> Callable[[list[int], int, int | None], Iterator[int]] | None:
+    """Decoding straight from codes; None, with a sentence, for models that only decode to numbers."""
+    from tq.infer.decoder import Decoder
+
+    try:
+        decoder = Decoder(model)
+    except ValueError as error:
+        print(f"decoded first: {error}", file=sys.stderr)
+        return None
+    print(f"{stored_bits(model):.2f} bits per weight, {decoder.nbytes / 1e6:.0f} MB per token", file=sys.stderr)
+
+    def answers(ids: list[int], room: int, end: int | None) -> Iterator[int]:
+        decoder.forget()
+        return decoder.generate(ids, room, end)
+
+    return answers
+
+
+@torch.no_grad()
+def _plainly(model: GPT, ids: list[int], room: int, end: int | None) -> Iterator[int]:
+    for _ in range(room):
+        token = int(model(torch.tensor([ids]))[0][0, -1].argmax())
+        if token == end:
+            return
+        ids = [*ids, token]
+        yield token
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -99,9 +149,10 @@ def main(argv: list[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("fetch", help="put the pretrained model into the cache").set_defaults(run=fetch)
     one = commands.add_parser("quantize", help="weights in few bits, from a model to a folder")
-    one.add_argument("model", help=f"{NAME}, or the path of a GGUF file")
+    one.add_argument("model", metavar="MODEL", help=f"{NAME}, {BOOK}, or the path of a GGUF file")
     one.add_argument("--bits", type=int, choices=range(1, 9), default=4, help="default: 4")
     one.add_argument("--block", type=int, choices=(64, 128, 256), default=64, help="weights of one scale; default: 64")
+    one.add_argument("--head", type=int, choices=range(2, 7), help="bits of the head; default: left as it is")
     one.add_argument("--method", choices=weights.METHODS, default="gptq", help="default: gptq")
     one.add_argument("--sequences", type=int, default=16, help="calibration texts; default: 16")
     one.add_argument("--length", type=int, default=512, help="tokens of each; default: 512")
@@ -118,6 +169,10 @@ def main(argv: list[str] | None = None) -> int:
     one.add_argument("--weights", type=Path, help="model.safetensors of quantize; default: full precision")
     one.add_argument("--tokens", type=int, default=200, help="longest answer; default: 200")
     one.set_defaults(run=chat)
+    one = commands.add_parser("train", help="make the book's small model anew; a run that was ended goes on")
+    one.add_argument("--steps", type=int, default=trained.STEPS, help=f"default: {trained.STEPS}")
+    one.add_argument("--out", type=Path, default=trained.path(), help="default: the one of the checkout")
+    one.set_defaults(run=train)
     asked = parser.parse_args(argv)
     try:
         asked.run(asked)

@@ -3,7 +3,7 @@
 Keys and values come back decoded, so every model and every way to generate works as it is: ``generate(...,
 cache=cache)``, beams, batches, assisted decoding that takes tokens back.
 
-Shapes: B batch, K key/value heads, T tokens, D head size, W bytes of a token's code in a head.
+Shapes: B batch, K key/value heads, T tokens, D head size.
 """
 
 from __future__ import annotations
@@ -16,73 +16,8 @@ from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
 from tq.infer.kv import Coder, Statistics, coders
-from tq.quant.codec import Code, Codec
-
-PAGE = 256  # tokens
-
-
-class Pages:
-    """Codes of one layer's keys or values, in pages of tokens: what is full stays where it is.
-
-    Args:
-        coder: of all of them; None keeps the numbers as they are.
-    """
-
-    def __init__(self, coder: Coder | None) -> None:
-        self.coder, self.length = coder, 0
-        self._pages: list[tuple[Tensor, ...]] = []  # (payload [B, K, PAGE, W], scales [B, K, PAGE, P]) or (x,)
-        self._last: tuple[int, torch.dtype] | None = None  # D and dtype
-
-    @property
-    def nbytes(self) -> int:
-        """Held in memory."""
-        return sum(part.nbytes for page in self._pages for part in page)
-
-    def append(self, x_BKTD: Tensor) -> None:
-        """More tokens, of the same batch, heads and head size."""
-        self._last = x_BKTD.shape[-1], x_BKTD.dtype
-        parts = (x_BKTD,) if self.coder is None else self._parts(self.coder.encode(x_BKTD), x_BKTD.shape)
-        done, count = 0, x_BKTD.shape[2]
-        while done < count:
-            page, at = divmod(self.length, PAGE)
-            if page == len(self._pages):
-                shapes = [(*part.shape[:2], PAGE, part.shape[3]) for part in parts]
-                made = (part.new_empty(shape) for part, shape in zip(parts, shapes, strict=True))
-                self._pages.append(tuple(made))
-            more = min(count - done, PAGE - at)
-            for kept, part in zip(self._pages[page], parts, strict=True):
-                kept[:, :, at : at + more] = part[:, :, done : done + more]
-            self.length, done = self.length + more, done + more
-
-    @staticmethod
-    def _parts(code: Code, shape: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Of a code, the payload [B, K, T, W] and the scales [B, K, T, P]."""
-        return code.payload.view(*shape[:3], -1), code.scales.view(*shape[:3], -1)
-
-    def decoded(self) -> Tensor:
-        """All tokens, [B, K, T, D]."""
-        assert self._last is not None
-        size, dtype = self._last
-        counts = [min(PAGE, self.length - PAGE * number) for number in range(len(self._pages))]
-        parts = [
-            torch.cat([part[:, :, :count] for part, count in zip(each, counts, strict=True)], 2)
-            for each in zip(*self._pages, strict=True)
-        ]
-        if self.coder is None:
-            return parts[0]
-        payload, scales = parts
-        codec = self.coder.codec
-        shape = (*payload.shape[:3], size)
-        return self.coder.decode(Code(codec, shape, dtype, payload.view(-1, codec.packed_bytes), scales.view(-1), True))
-
-    def select(self, index: Tensor) -> None:
-        """Rows of the batch, in a new order or more than once."""
-        self._pages = [tuple(part.index_select(0, index) for part in page) for page in self._pages]
-
-    def crop(self, length: int) -> None:
-        """Forget the tokens from ``length`` on."""
-        self.length = min(self.length, length)
-        del self._pages[-(-self.length // PAGE) :]
+from tq.infer.pages import Pages
+from tq.quant.codec import Codec
 
 
 class CodedLayer(DynamicLayer):
@@ -172,7 +107,7 @@ def coded_cache(
         centred, balanced: what is done to keys.
     """
     if statistics is None:
-        unknown = Statistics(*3 * (torch.empty(0),))
+        unknown = Statistics(*4 * (torch.empty(0),))
         pairs = coders(keys, values, [unknown] * layers, centred=False, balanced=False)
     elif len(statistics) != layers:
         raise ValueError(f"statistics of {len(statistics)} layers for a model of {layers}")

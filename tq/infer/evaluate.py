@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from tq.infer.pretrained import Language
 from tq.train.model.gpt import GPT
@@ -65,7 +66,7 @@ def texts(language: Language, sequences: int, length: int, split: str = "valid",
     """
     if split not in ("train", "valid"):
         raise ValueError(f"split must be train or valid, got {split!r}")
-    files = stdlib(max_bytes=40 * sequences * length)[split == "valid"]
+    files = stdlib(max_bytes=1_000_000 + 80 * sequences * length)[split == "valid"]
     ids = language.encode(b"\n".join(files).decode())
     count = len(ids) // length
     if count < sequences:
@@ -74,27 +75,63 @@ def texts(language: Language, sequences: int, length: int, split: str = "valid",
     return torch.stack([ids[int(at) * length : (int(at) + 1) * length] for at in order])
 
 
+class Reference:
+    """What a model says of some texts, to be compared with many others: kept as what enters its head.
+
+    Args:
+        head: the model's.
+        ids_ST: tokens, int64 [S, T].
+        hidden_STC: what enters the head for them, fp32 [S, T, C].
+    """
+
+    def __init__(self, head: nn.Module, ids_ST: Tensor, hidden_STC: Tensor) -> None:
+        self.head, self.ids_ST, self.hidden_STC = head, ids_ST, hidden_STC
+
+    @classmethod
+    @torch.no_grad()
+    def of(
+        cls, model: GPT, ids_ST: Tensor, progress: Callable[[int, int], object] = lambda done, total: None
+    ) -> Reference:
+        """Of a model, which goes through the texts; progress: called with sequences done and asked for."""
+        hidden: list[Tensor] = []
+        hook = model.head.register_forward_pre_hook(lambda _, given: hidden.append(given[0][0].detach()))
+        for number, ids in enumerate(ids_ST):
+            model(ids[None])
+            progress(number + 1, len(ids_ST))
+        hook.remove()
+        return cls(model.head, ids_ST, torch.stack(hidden))
+
+    def logits(self, sequence: int) -> Tensor:
+        """Of one text, [T, V]."""
+        return self.head(self.hidden_STC[sequence])
+
+
 @torch.no_grad()
 def divergence(
-    reference: GPT, model: GPT, ids_ST: Tensor, progress: Callable[[int, int], object] = lambda done, total: None
-) -> Divergence:
+    reference: GPT | Reference, model: Callable[[Tensor], tuple[Tensor, Any]], ids_ST: Tensor | None = None,
+    progress: Callable[[int, int], object] = lambda done, total: None,
+) -> Divergence:  # fmt: skip
     """Compare two models of one vocabulary on the same tokens.
 
     Args:
-        reference, model: both give logits for tokens.
-        ids_ST: tokens, int64 [S, T].
+        reference: a model, or what one says of the texts.
+        model: gives (logits [B, T, V], ...) for tokens [B, T].
+        ids_ST: tokens, int64 [S, T]; None where the reference holds them.
         progress: called with sequences done and asked for.
     """
+    if isinstance(reference, GPT):
+        assert ids_ST is not None
+        reference = Reference.of(reference, ids_ST)
     kl, loss, before, agree = [], [], [], 0
-    for number, ids in enumerate(ids_ST):
-        ours, theirs = model(ids[None])[0][0, :-1], reference(ids[None])[0][0, :-1]
+    for number, ids in enumerate(reference.ids_ST):
+        ours, theirs = model(ids[None])[0][0, :-1], reference.logits(number)[:-1]
         for q, p, targets in zip(*(x.split(_TOKENS_AT_ONCE) for x in (ours, theirs, ids[1:])), strict=True):
             q, p = F.log_softmax(q.float(), -1), F.log_softmax(p.float(), -1)
             kl.append((p.exp() * (p - q)).sum(-1))
             loss.append(F.nll_loss(q, targets, reduction="none"))
             before.append(F.nll_loss(p, targets, reduction="none"))
             agree += int((q.argmax(-1) == p.argmax(-1)).sum())
-        progress(number + 1, len(ids_ST))
-    shape = len(ids_ST), ids_ST.shape[1] - 1
+        progress(number + 1, len(reference.ids_ST))
+    shape = len(reference.ids_ST), reference.ids_ST.shape[1] - 1
     kl_ST, loss_ST, before_ST = (torch.cat(each).double().numpy().reshape(shape) for each in (kl, loss, before))
     return Divergence(kl_ST, loss_ST, before_ST, agree / kl_ST.size)

@@ -21,12 +21,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tq.kernels.gptq import LANES, round_block
 from tq.quant.bits import pack
 from tq.quant.codebook import lloyd_max
 from tq.quant.codec import Code, Codec
 from tq.quant.rotation import rotate
 
-_AT_ONCE = 1 << 18  # numbers of a block of all rows and multipliers that are worked on together
+SEARCH = 24  # multipliers; more than these bring little
 
 
 def multipliers(count: int, bits: int) -> list[float]:
@@ -37,7 +38,7 @@ def multipliers(count: int, bits: int) -> list[float]:
     return [low + (high - low) * k / (count - 1) for k in range(count)]
 
 
-def gptq(weight_OI: Tensor, moments_II: Tensor, codec: Codec, *, damping: float = 0.01, search: int = 9) -> Code:
+def gptq(weight_OI: Tensor, moments_II: Tensor, codec: Codec, *, damping: float = 0.01, search: int = SEARCH) -> Code:
     """The code of a weight matrix whose layer sees inputs with given second moments.
 
     Args:
@@ -64,17 +65,17 @@ def gptq(weight_OI: Tensor, moments_II: Tensor, codec: Codec, *, damping: float 
     if not (weight_OI.isfinite().all() and moments_II.isfinite().all()):
         raise ValueError("weights and moments must be finite")
     padded = -columns % codec.block
-    w_OI = F.pad(weight_OI.float(), (0, padded))
+    w_OI = F.pad(weight_OI.detach().float(), (0, padded))
     h_II = F.pad(moments_II.double(), (0, padded, 0, padded))
-    w_OI, h_II = _turned(w_OI, codec), _turned(_turned(h_II, codec).T, codec)
+    w_OI, h_II = turned(w_OI, codec), turned(turned(h_II, codec).T, codec)
     levels_L = torch.tensor(lloyd_max(codec.bits)[0], dtype=torch.float32)
-    index_OI, scales_ON = _rounded(w_OI, corrections(h_II, damping), codec, levels_L, search)
-    scales_ON = _refitted(w_OI, h_II, levels_L[index_OI], scales_ON, codec)
+    index_OI, scales_ON = rounded(w_OI, corrections(h_II, damping), codec, levels_L, search)
+    scales_ON = refitted(w_OI, h_II, levels_L[index_OI], scales_ON, codec)
     payload = pack(index_OI.view(-1, codec.block), codec.bits)
     return Code(codec, (rows, columns), torch.float32, payload, scales_ON.reshape(-1), True)
 
 
-def _turned(x_RI: Tensor, codec: Codec) -> Tensor:
+def turned(x_RI: Tensor, codec: Codec) -> Tensor:
     """Each block of each row rotated as the codec does."""
     return rotate(x_RI.reshape(-1, codec.block), codec.rounds, codec.seed, codec.rotation).view(x_RI.shape)
 
@@ -95,52 +96,27 @@ def corrections(h_II: Tensor, damping: float) -> Tensor:
     raise ValueError("the second moments are not positive definite, even damped")
 
 
-def _rounded(w_OI: Tensor, u_II: Tensor, codec: Codec, levels_L: Tensor, search: int) -> tuple[Tensor, Tensor]:
+def rounded(w_OI: Tensor, u_II: Tensor, codec: Codec, levels_L: Tensor, search: int) -> tuple[Tensor, Tensor]:
     """(indices [O, I], scales [O, I / B]): block by block, errors moved into the blocks to come."""
-    rows, columns = w_OI.shape
-    block, w_OI = codec.block, w_OI.clone()
-    index_OI = torch.empty(rows, columns, dtype=torch.int64)
+    (rows, columns), block = w_OI.shape, codec.block
+    u_II, w_OI = u_II.float(), F.pad(w_OI, (0, 0, 0, -rows % LANES))
+    index_OI = torch.empty(rows, columns, dtype=torch.uint8)
     scales_ON = torch.empty(rows, columns // block, dtype=codec.scale_dtype)
     tries_K = torch.tensor(multipliers(search, codec.bits))
-    at_once = max(1, _AT_ONCE // (block * len(tries_K)))
     for first in range(0, columns, block):
         inside, after = slice(first, first + block), slice(first + block, columns)
-        u_BB = u_II[inside, inside].float()
-        error_OB = torch.empty(rows, block)
-        for part in torch.arange(rows).split(at_once):
-            found = _best(w_OI[part, inside], u_BB, levels_L, tries_K, codec.scale_dtype)
-            index_OI[part, inside], error_OB[part], scales_ON[part, first // block] = found
-        w_OI[:, after] -= error_OB @ u_II[inside, after].float()
-    return index_OI, scales_ON
+        w_BO, taken_BB = w_OI[:, inside].T.contiguous(), u_II[inside, inside].T.contiguous()
+        rms_O = w_BO.norm(dim=0) * block**-0.5
+        scale_KO = (tries_K[:, None] * rms_O).to(codec.scale_dtype)
+        given = (x.numpy() for x in (w_BO, scale_KO.float().clamp(min=1e-30), taken_BB, levels_L))
+        index_BO, error_BO, best_O = round_block(*given, codec.bits)
+        index_OI[:, inside] = torch.from_numpy(index_BO).T[:rows]
+        scales_ON[:, first // block] = scale_KO.gather(0, torch.from_numpy(best_O)[None])[0, :rows]
+        w_OI[:, after] -= torch.from_numpy(error_BO).T @ u_II[inside, after]
+    return index_OI.long(), scales_ON
 
 
-def _best(
-    w_OB: Tensor, u_BB: Tensor, levels_L: Tensor, tries_K: Tensor, dtype: torch.dtype
-) -> tuple[Tensor, Tensor, Tensor]:
-    """(indices, errors, scales) of a block with, for each row, the multiplier whose corrected errors are least."""
-    rms_O = w_OB.norm(dim=1) * w_OB.shape[1] ** -0.5
-    scale_KO = (tries_K[:, None] * rms_O).to(dtype).float().clamp(min=1e-30)
-    index_KOB, error_KOB = _columns(w_OB.expand(len(tries_K), *w_OB.shape), scale_KO, u_BB, levels_L)
-    best_O = error_KOB.square().sum(2).argmin(0)
-    at = best_O, torch.arange(len(w_OB))
-    return index_KOB[at], error_KOB[at], scale_KO[at].to(dtype)
-
-
-def _columns(w_KOB: Tensor, scale_KO: Tensor, u_BB: Tensor, levels_L: Tensor) -> tuple[Tensor, Tensor]:
-    """(indices, errors) of a block, column by column; an error is in units of its column's deviation."""
-    work_BKO = w_KOB.permute(2, 0, 1).contiguous()  # a column is one run of memory
-    thresholds = (levels_L[1:] + levels_L[:-1]) / 2
-    index_BKO, error_BKO = torch.empty_like(work_BKO, dtype=torch.int64), torch.empty_like(work_BKO)
-    for j in range(len(work_BKO)):
-        torch.bucketize(work_BKO[j] / scale_KO, thresholds, out=index_BKO[j])
-        error_BKO[j] = (work_BKO[j] - levels_L[index_BKO[j]] * scale_KO) / u_BB[j, j]
-        if j + 1 < len(work_BKO):
-            rest = work_BKO[j + 1 :]
-            rest.addcmul_(u_BB[j, j + 1 :, None, None], error_BKO[j], value=-1)
-    return index_BKO.permute(1, 2, 0), error_BKO.permute(1, 2, 0)
-
-
-def _refitted(w_OI: Tensor, h_II: Tensor, q_OI: Tensor, scales_ON: Tensor, codec: Codec) -> Tensor:
+def refitted(w_OI: Tensor, h_II: Tensor, q_OI: Tensor, scales_ON: Tensor, codec: Codec) -> Tensor:
     """Scales [O, N] that minimise the output error of each row for levels that are now fixed; kept where it is less."""
     rows, block = len(w_OI), codec.block
     count = w_OI.shape[1] // block

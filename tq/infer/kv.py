@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tq.infer.weights import shared
+from tq.infer.layers import shared
 from tq.quant.codec import Code, Codec
 from tq.train.model.gpt import GPT, Attention, CausalAttention
 
@@ -30,11 +30,13 @@ class Statistics:
     Attributes:
         mean_KD: of keys over tokens, fp32 [K, D].
         balance_KD: factor of each channel, fp32 [K, D]; a pair that a rotary angle turns has one factor.
+        weight_KD: what an error of a balanced channel counts, E[(k - mean)^2] E[q^2], fp32 [K, D].
         centred_share_K: share of the keys' squares that is left when they are centred, [K].
     """
 
     mean_KD: Tensor
     balance_KD: Tensor
+    weight_KD: Tensor
     centred_share_K: Tensor
 
 
@@ -67,7 +69,8 @@ def _statistics(mean_KD: Tensor, k2_KD: Tensor, q2_KD: Tensor) -> Statistics:
     pairs = [x.view(len(x), 2, -1).mean(1).repeat(1, 2) for x in (left_KD, q2_KD)]  # of one rotary angle
     balance_KD = (pairs[1].clamp(min=1e-12) / pairs[0]) ** 0.25
     balance_KD = balance_KD / balance_KD.log().mean(1, keepdim=True).exp()
-    return Statistics(mean_KD.float(), balance_KD.float(), (left_KD.sum(1) / k2_KD.sum(1)).float())
+    share_K = left_KD.sum(1) / k2_KD.sum(1)
+    return Statistics(*(x.float() for x in (mean_KD, balance_KD, left_KD * q2_KD, share_K)))
 
 
 def cores(model: GPT) -> list[nn.Module]:
@@ -80,26 +83,43 @@ class Coder:
     """Codes of keys, or of values, of one layer.
 
     Attributes:
-        codec: of each head's vector of a token; its block is at least the head size.
+        codec: of each head's vector of a token, or of what is left of it; its block is at least that long.
         mean_KD: taken off before and added after; None for none.
         factor_KD: multiplied before and divided after; None for none.
+        fine: codec of the channels that are coded apart, with more bits; None for none.
+        order_KD: int64 [K, D], the channels, those of ``fine`` first, as many as its block is long.
     """
 
     codec: Codec
     mean_KD: Tensor | None = None
     factor_KD: Tensor | None = None
+    fine: Codec | None = None
+    order_KD: Tensor | None = None
 
-    def encode(self, x_BKTD: Tensor) -> Code:
-        """The code of [B, K, T, D], rows apart."""
+    def parts(self, x_BKTD: Tensor) -> tuple[Tensor, ...]:
+        """Payload and scales, each [B, K, T, bytes or blocks]; twice where channels are coded apart."""
         if self.mean_KD is not None:
             x_BKTD = x_BKTD - self.mean_KD[:, None].to(x_BKTD)
         if self.factor_KD is not None:
             x_BKTD = x_BKTD * self.factor_KD[:, None].to(x_BKTD)
-        return self.codec.encode(x_BKTD, rows=True)
+        if self.fine is None:
+            return _stored(self.codec, x_BKTD)
+        assert self.order_KD is not None
+        sorted_BKTD = x_BKTD.gather(3, self.order_KD[None, :, None].expand(x_BKTD.shape))
+        fine, coarse = sorted_BKTD.tensor_split([self.fine.block], 3)
+        return *_stored(self.fine, fine), *_stored(self.codec, coarse)
 
-    def decode(self, code: Code) -> Tensor:
-        """What was encoded, nearly: [B, K, T, D]."""
-        x_BKTD = self.codec.decode(code)
+    def whole(self, parts: tuple[Tensor, ...], size: int, dtype: torch.dtype) -> Tensor:
+        """What was coded, nearly: [B, K, T, D]; size: D."""
+        if self.fine is None:
+            x_BKTD = _restored(self.codec, parts, size, dtype)
+        else:
+            assert self.order_KD is not None
+            fine = _restored(self.fine, parts[:2], self.fine.block, dtype)
+            coarse = _restored(self.codec, parts[2:], size - self.fine.block, dtype)
+            sorted_BKTD = torch.cat([fine, coarse], 3)
+            x_BKTD = torch.empty_like(sorted_BKTD)
+            x_BKTD.scatter_(3, self.order_KD[None, :, None].expand(x_BKTD.shape), sorted_BKTD)
         if self.factor_KD is not None:
             x_BKTD = x_BKTD / self.factor_KD[:, None].to(x_BKTD)
         if self.mean_KD is not None:
@@ -107,12 +127,30 @@ class Coder:
         return x_BKTD
 
     def __call__(self, x_BKTD: Tensor) -> Tensor:
-        return self.decode(self.encode(x_BKTD))
+        return self.whole(self.parts(x_BKTD), x_BKTD.shape[-1], x_BKTD.dtype)
+
+    def bytes_per_vector(self, size: int) -> int:
+        """Stored bytes of a head's vector of ``size`` numbers."""
+        if self.fine is None:
+            return self.codec.block_bytes * -(-size // self.codec.block)
+        left = size - self.fine.block
+        return self.fine.block_bytes + self.codec.block_bytes * -(-left // self.codec.block)
+
+
+def _stored(codec: Codec, x_BKTD: Tensor) -> tuple[Tensor, Tensor]:
+    code = codec.encode(x_BKTD, rows=True)
+    return code.payload.view(*x_BKTD.shape[:3], -1), code.scales.view(*x_BKTD.shape[:3], -1)
+
+
+def _restored(codec: Codec, parts: tuple[Tensor, ...], size: int, dtype: torch.dtype) -> Tensor:
+    payload, scales = parts
+    shape = (*payload.shape[:3], size)
+    return codec.decode(Code(codec, shape, dtype, payload.reshape(-1, codec.packed_bytes), scales.reshape(-1), True))
 
 
 def coders(
     keys: Codec | None, values: Codec | None, statistics: Sequence[Statistics], *, centred: bool = True,
-    balanced: bool = True,
+    balanced: bool = True, fine: Codec | None = None,
 ) -> list[tuple[Coder | None, Coder | None]]:  # fmt: skip
     """(of keys, of values) of each layer, with seeds of their own; None leaves them as they are.
 
@@ -120,11 +158,14 @@ def coders(
         keys, values: codecs; None for exact ones.
         statistics: from ``calibrate``.
         centred, balanced: what is done to keys.
+        fine: codec of the keys' channels that count most, as many as its block is long (rotation="haar" takes any
+            length); ``keys`` is then of the others. None (default) codes all alike.
     """
     made = []
     for layer, known in enumerate(statistics):
         parts = known.mean_KD if centred else None, known.balance_KD if balanced else None
-        key = Coder(keys.derive("keys", layer), *parts) if keys else None
+        apart = (fine.derive("fine keys", layer), known.weight_KD.argsort(1, descending=True)) if fine else (None, None)
+        key = Coder(keys.derive("keys", layer), *parts, *apart) if keys else None
         made.append((key, Coder(values.derive("values", layer)) if values else None))
     return made
 

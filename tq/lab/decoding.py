@@ -1,0 +1,58 @@
+"""Tokens per second of decoding one sequence: straight from codes, and by llama.cpp with the same threads."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import torch
+
+from tq.infer import pretrained
+from tq.infer.decoder import Decoder
+from tq.infer.pretrained import Language
+from tq.infer.weights import quantize
+from tq.lab.engines.catalog import LLAMA
+from tq.lab.weight_study import codec, of
+from tq.train.model.gpt import GPT
+
+PROMPT = "The capital of France is"
+TOKENS = 64
+
+
+def quantized(name: str, bits: int, head_bits: int = 4) -> GPT:
+    """One of ``weight_study.MODELS`` with codes in all linear layers, and in its head."""
+    study = of(name)
+    return quantize(study.model, codec(bits), study.calibration_ST, head=codec(head_bits))
+
+
+def seconds(decoder: Decoder, language: Language, tokens: int = TOKENS) -> list[float]:
+    """Of each token after the first, greedy."""
+    decoder.forget()
+    last, found = None, []
+    for _ in decoder.generate(language.encode(PROMPT).tolist(), tokens + 1):
+        now = time.perf_counter()
+        if last is not None:
+            found.append(now - last)
+        last = now
+    return found
+
+
+def llama(tokens: int = TOKENS) -> list[float]:
+    """Likewise, by llama.cpp from the GGUF file, on as many threads as PyTorch uses."""
+    out = LLAMA.run(
+        "llama.mjs", str(pretrained.find()), str(tokens), str(torch.get_num_threads()), "1", PROMPT, timeout_s=300
+    )
+    return list(json.loads(out.splitlines()[-1])["seconds"])
+
+
+def rounds(decoders: dict[str, Decoder], language: Language, count: int, beside: bool) -> dict[str, list[float]]:
+    """Seconds of tokens of each decoder, and of llama.cpp where ``beside``, in turn, so many rounds."""
+    found: dict[str, list[float]] = {name: [] for name in (*decoders, *(["llama.cpp"] if beside else []))}
+    for _ in range(count):
+        for name, decoder in decoders.items():
+            found[name] += seconds(decoder, language)
+        if beside:
+            time.sleep(0.1)  # threads of PyTorch's pool spin a while
+            found["llama.cpp"] += llama()
+    return found
+

@@ -1,0 +1,78 @@
+"""Runs beside llm-compressor's packages: quantizes a model with one of its methods, and compares as it then runs.
+
+    python -m tq.lab.engines.compress MODEL TEXTS METHOD BITS GROUP OUT
+
+MODEL: as ``tq.infer.pretrained.keep`` writes; TEXTS: safetensors with "calibration" and "held_out", tokens int64
+[S, T], and "hidden", what the reference's head sees of the held-out ones; OUT: npz of a ``Divergence``.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+from llmcompressor import oneshot
+from llmcompressor.modifiers.gptq import GPTQModifier
+from llmcompressor.modifiers.quantization import QuantizationModifier
+from llmcompressor.modifiers.transform import AWQModifier, QuIPModifier, SpinQuantModifier
+from safetensors.torch import load_file
+from torch.utils.data import DataLoader
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+from tq.infer.evaluate import Reference, divergence
+from tq.infer.llama import to_llama
+from tq.infer.pretrained import load
+
+setattr(torch.Tensor, "pin_memory", lambda self, *_: self)  # noqa: B010  # AWQ pins, which needs an accelerator
+METHODS = ("none", "nearest", "gptq", "awq", "spinquant", "quip")
+
+
+def recipe(method: str, bits: int, group: int) -> list[Any]:
+    """The modifiers of a method, asymmetric integers with a scale and a zero point for each group of a row."""
+    scheme = QuantizationScheme(
+        targets=["Linear"],
+        weights=QuantizationArgs(num_bits=bits, type="int", symmetric=False, strategy="group", group_size=group),
+    )
+    given: dict[str, Any] = {"config_groups": {"group_0": scheme}, "ignore": ["lm_head"]}
+    if method == "nearest":
+        return [QuantizationModifier(**given)]
+    if method == "awq":
+        return [AWQModifier(), QuantizationModifier(**given)]
+    gptq = GPTQModifier(**given, actorder="static")
+    if method == "gptq":
+        return [gptq]
+    if method == "quip":
+        return [QuIPModifier(transform_type="random-hadamard"), gptq]
+    return [SpinQuantModifier(rotations=["R1", "R2"], transform_type="random-hadamard"), gptq]
+
+
+def main() -> None:
+    source, texts, method, bits, group, out = sys.argv[1:]
+    language, given = load(Path(source)), load_file(texts)
+    reference = Reference(language.model.head, given["held_out"], given["hidden"])
+    with TemporaryDirectory() as folder:  # it reads a model's settings from where it lies
+        to_llama(language.model).save_pretrained(folder)
+        theirs = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        if method != "none":
+            quantize(theirs, given["calibration"], recipe(method, int(bits), int(group)), language.tokenizer)
+    found = divergence(reference, lambda ids: (theirs(ids, use_cache=False).logits, None))
+    np.savez(out, kl=found.kl_ST, loss=found.loss_ST, reference=found.reference_ST, agree=found.agree)
+
+
+def quantize(model: Any, ids_ST: torch.Tensor, modifiers: list[Any], tokenizer: Any) -> None:
+    """The library's one-shot quantization, in place, on calibration texts."""
+    each: Any = [{"input_ids": ids[None], "attention_mask": torch.ones_like(ids)[None]} for ids in ids_ST]
+    processor = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+    oneshot(
+        model=model, dataset=DataLoader(each, batch_size=None), recipe=modifiers, num_calibration_samples=len(each),
+        processor=processor,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,288 @@
+"""Weights in few bits, one choice at a time: which of a quantizer's parts buys what, on one model and its texts.
+
+Shapes: S sequences, T tokens, O outputs, I inputs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tq.infer import pretrained, trained
+from tq.infer.evaluate import Divergence, Reference, divergence, texts
+from tq.infer.gptq import SEARCH, corrections, gptq, refitted, rounded, turned
+from tq.infer.layers import QuantizedLinear, layers, plain_linear, rebuild
+from tq.lab.engines.catalog import COMPRESSOR
+from tq.lab.weight_rivals import Quantizer, integer_gptq, rounding
+from tq.quant.codebook import lloyd_max
+from tq.quant.codec import Codec
+from tq.quant.rotation import unrotate
+from tq.train.model.gpt import GPT
+
+
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """What came of one quantizer.
+
+    Attributes:
+        found: divergence from the reference.
+        seconds: to quantize.
+    """
+
+    found: Divergence
+    seconds: float
+
+
+def codec(bits: int, block: int = 64, seed: int = 0) -> Codec:
+    """Of weights: scales in bf16 as far as they serve."""
+    return Codec(bits, block, "mse", seed=seed, scale_dtype=torch.bfloat16 if bits <= 6 else torch.float32)
+
+
+def ours(settings: Codec, search: int = SEARCH) -> Quantizer:
+    """GPTQ in the rotated domain, as ``tq.infer.weights.quantize`` does it; one seed for all layers."""
+    return lambda weight, moments: settings.decode(gptq(weight, moments, settings, search=search))
+
+
+def nearest(settings: Codec) -> Quantizer:
+    """Each block by itself, as the codec encodes."""
+    return lambda weight, moments: settings.decode(settings.encode(weight, rows=True))
+
+
+def variant(
+    settings: Codec, *, rotated: bool = True, gaussian: bool = True, search: int = SEARCH, feedback: bool = True,
+    refit: bool = True,
+) -> Quantizer:  # fmt: skip
+    """Ours, with parts left out.
+
+    Args:
+        settings: bits and block.
+        rotated: whether blocks of a row are rotated.
+        gaussian: Lloyd and Max's levels; else levels at equal distances, as many.
+        search: multipliers of the rms tried.
+        feedback: whether a column's error is moved into those after it.
+        refit: whether scales are fitted to the outputs at the end.
+    """
+    levels_L = torch.tensor(lloyd_max(settings.bits)[0], dtype=torch.float32)
+    if not gaussian:
+        reach = float(levels_L[-1])
+        levels_L = torch.linspace(-reach, reach, len(levels_L))
+
+    def quantize(weight_OI: Tensor, moments_II: Tensor) -> Tensor:
+        rows, columns = weight_OI.shape
+        if columns % settings.block:
+            raise ValueError(f"{columns} columns are no multiple of the block of {settings.block}")
+        w_OI, h_II = weight_OI.float(), moments_II
+        if rotated:
+            w_OI, h_II = turned(w_OI, settings), turned(turned(h_II, settings).T, settings)
+        seen_II = h_II if feedback else torch.eye(columns, dtype=torch.float64)
+        index_OI, scales_ON = rounded(w_OI, corrections(seen_II, 0.01), settings, levels_L, search)
+        if refit:
+            scales_ON = refitted(w_OI, h_II, levels_L[index_OI], scales_ON, settings)
+        found = levels_L[index_OI].view(rows, -1, settings.block) * scales_ON.float()[:, :, None]
+        if rotated:
+            found = unrotate(found.view(-1, settings.block), settings.rounds, settings.seed, settings.rotation)
+        return found.reshape(rows, columns)
+
+    return quantize
+
+
+class Study:
+    """One model with its texts.
+
+    Args:
+        model: the reference, fp32.
+        calibration_ST: tokens to calibrate on.
+        held_out_ST: tokens to judge on.
+        progress: called with what is being done, and how far it is, from 0 to 1.
+    """
+
+    def __init__(
+        self, model: GPT, calibration_ST: Tensor, held_out_ST: Tensor,
+        progress: Callable[[str, float], None] = lambda what, share: None,
+    ) -> None:  # fmt: skip
+        self.model, self.calibration_ST, self.progress = model, calibration_ST, progress
+        self.reference = Reference.of(model, held_out_ST, lambda done, total: progress("reference", done / total))
+        self._names = [name for name, _ in layers(model)]
+
+    def model_of(
+        self, quantizer: Quantizer, only: Collection[str] | None = None, label: str = "", calibrated: bool = True
+    ) -> GPT:
+        """The model with its layers' weights quantized; only those named, where names are given.
+
+        calibrated: whether the quantizer looks at second moments of a layer's inputs; else it is given none.
+        """
+
+        def make(name: str, layer: nn.Linear, moments: Callable[[], Tensor]) -> nn.Module:
+            if only is not None and name not in only:
+                return layer
+            weight = quantizer(layer.weight, moments() if calibrated else torch.empty(0))
+            self.progress(label, self._names.index(name) / len(self._names) / 2)
+            return plain_linear(weight)
+
+        return rebuild(self.model, self.calibration_ST, make)
+
+    def judge(
+        self, quantizer: Quantizer, only: Collection[str] | None = None, label: str = "", calibrated: bool = True
+    ) -> Judged:
+        """Quantize and compare; arguments as of ``model_of``."""
+        begun = time.perf_counter()
+        small = self.model_of(quantizer, only, label, calibrated)
+        seconds = time.perf_counter() - begun
+        return Judged(self.compare(small, label), seconds)
+
+    def compare(self, model: GPT, label: str = "") -> Divergence:
+        """The held-out texts seen by another model."""
+        return divergence(
+            self.reference, model, progress=lambda done, total: self.progress(label, 0.5 + done / total / 2)
+        )
+
+    def kinds(self) -> dict[str, list[str]]:
+        """{kind of layer: its names}, such as "mlp.down"."""
+        found: dict[str, list[str]] = {}
+        for name in self._names:
+            found.setdefault(name.split(".", 2)[2], []).append(name)
+        return found
+
+
+def integers_per_token(bits: int, group: int | None = None) -> Callable[[Tensor], Tensor]:
+    """Activations as integers: a step and a zero point for each token, or for each group of a token."""
+
+    def coded(x: Tensor) -> Tensor:
+        parts = x if group is None else x.unflatten(-1, (-1, group))
+        low, high = parts.amin(-1, keepdim=True).clamp(max=0), parts.amax(-1, keepdim=True).clamp(min=0)
+        step = ((high - low) / (2**bits - 1)).clamp(min=1e-9)
+        zero = (-low / step).round()
+        return ((parts / step).round() + zero).clamp(0, 2**bits - 1).sub(zero).mul(step).view_as(x)
+
+    return coded
+
+
+def turned_integers(bits: int, settings: Codec) -> Callable[[Tensor], Tensor]:
+    """Likewise for tokens whose blocks are rotated."""
+    inner = integers_per_token(bits)
+
+    def coded(x: Tensor) -> Tensor:
+        flat = x.reshape(-1, settings.block)
+        rotated = turned(x.reshape(-1, x.shape[-1]).contiguous(), settings).view_as(x)
+        found = inner(rotated).reshape(flat.shape)
+        return unrotate(found, settings.rounds, settings.seed, settings.rotation).view_as(x)
+
+    return coded
+
+
+def codes(settings: Codec) -> Callable[[Tensor], Tensor]:
+    """Activations as codes: each block of a token rotated, with a scale of its own."""
+    return lambda x: settings.decode(settings.encode(x.contiguous(), rows=True))
+
+
+@contextmanager
+def coded_inputs(model: GPT, coded: Callable[[Tensor], Tensor]) -> Iterator[GPT]:
+    """The model with what enters each linear layer of its blocks coded first, within the context."""
+    hooks = [
+        layer.register_forward_pre_hook(lambda _, given: (coded(given[0]),))
+        for _, layer in layers(model)
+        if isinstance(layer, nn.Linear | QuantizedLinear)
+    ]
+    try:
+        yield model
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+GROUP = 64  # weights with one scale, of every method
+MODELS = {"book": (trained.path, 64, 256), "smollm2": (pretrained.find, 16, 1024)}  # held-out texts and their tokens
+METHODS: dict[str, Callable[[int], Quantizer]] = {
+    "round to nearest": lambda bits: rounding(bits, GROUP),
+    "integer GPTQ": lambda bits: integer_gptq(bits, GROUP),
+    "codec": lambda bits: nearest(codec(bits)),
+    "codec, search": lambda bits: nearest(dataclasses.replace(codec(bits), search=17)),
+    "ours": lambda bits: ours(codec(bits)),
+}
+CALIBRATED = ("integer GPTQ", "ours")
+TOKENS = 4096  # of calibration
+
+
+def stored(method: str, bits: int) -> float:
+    """Bits per weight that a method stores, scales and zero points included."""
+    coded = method.startswith(("codec", "ours"))
+    return codec(bits).bits_per_element if coded else bits + (16 + bits) / GROUP
+
+
+@cache
+def language(name: str) -> pretrained.Language:
+    """One of ``MODELS``."""
+    return pretrained.load(MODELS[name][0]())
+
+
+@cache
+def of(name: str, draw: int = 0, held_out: int | None = None) -> Study:
+    """The study of one of ``MODELS``, calibrated on a draw of ``TOKENS`` tokens of other files than it is judged on."""
+    _, count, length = MODELS[name]
+    calibration = texts(language(name), TOKENS // min(length, 512), min(length, 512), "train", seed=1 + draw)
+    return Study(language(name).model, calibration, texts(language(name), held_out or count, length))
+
+
+def told(found: Divergence, seconds: float | None = None) -> dict[str, Any]:
+    """What is kept of a comparison: means of each text, and how often both models find one token likeliest."""
+    means = {"kl": found.kl_ST.mean(1), "loss": found.loss_ST.mean(1), "reference": found.reference_ST.mean(1)}
+    return {name: value.tolist() for name, value in means.items()} | {"agree": found.agree, "seconds": seconds}
+
+
+def outcome(name: str, method: str, bits: int, draw: int = 0) -> dict[str, Any]:
+    """Of one of ``MODELS`` and one of ``METHODS``."""
+    judged = of(name, draw).judge(METHODS[method](bits), calibrated=method in CALIBRATED)
+    return told(judged.found, judged.seconds)
+
+
+def compressed(name: str, method: str, bits: int, draw: int = 0) -> dict[str, Any]:
+    """Likewise, by a method of llm-compressor in its own environment; see ``tq.lab.engines.compress``."""
+    from safetensors.torch import save_file
+
+    study = of(name, draw)
+    with TemporaryDirectory() as folder:
+        model, given, out = (Path(folder, file) for file in ("model.safetensors", "texts.safetensors", "found.npz"))
+        pretrained.keep(language(name), model)
+        reference = study.reference
+        save_file(
+            {"calibration": study.calibration_ST.contiguous(), "held_out": reference.ids_ST.contiguous(),
+             "hidden": reference.hidden_STC.contiguous()}, given,
+        )  # fmt: skip
+        begun = time.perf_counter()
+        COMPRESSOR.run("compress", str(model), str(given), method, str(bits), str(GROUP), str(out))
+        with np.load(out) as found:
+            kept = Divergence(found["kl"], found["loss"], found["reference"], float(found["agree"]))
+        return told(kept, time.perf_counter() - begun)
+
+
+def mean_interval(each: Sequence[Sequence[float]], draws: int = 4000, seed: int = 0) -> tuple[float, float, float]:
+    """(mean, low, high) over texts, whose values are first averaged over calibration draws; a 95 % bootstrap."""
+    return _interval(np.mean(each, 0)[None], lambda means: means[0], draws, seed)
+
+
+def ratio_interval(
+    ours_: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]], draws: int = 4000, seed: int = 0
+) -> tuple[float, float, float]:
+    """(ratio of means, low, high), paired over texts; each first averaged over calibration draws."""
+    pair = np.stack([np.mean(ours_, 0), np.mean(theirs, 0)])
+    return _interval(pair, lambda means: means[0] / means[1], draws, seed)
+
+
+def _interval(
+    rows: np.ndarray, function: Callable[[np.ndarray], np.ndarray], draws: int, seed: int
+) -> tuple[float, float, float]:
+    texts_ = rows.shape[1]
+    drawn = np.random.default_rng(seed).integers(texts_, size=(draws, texts_))
+    low, high = np.quantile(function(rows[:, drawn].mean(2)), (0.025, 0.975))
+    return float(function(rows.mean(1))), float(low), float(high)

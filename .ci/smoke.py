@@ -317,6 +317,54 @@ def model_of_the_book(tmp: Path) -> None:
     check(len(m.parameter_groups(trained, 0.1)) == 2 and "tiny" in m.PRESETS)
 
 
+def inference(tmp: Path) -> None:
+    """Weights of a model in few bits by GPTQ, kept, decoded as they are stored; its keys and values in few bits."""
+    from tq import Codec
+    from tq.infer.evaluate import divergence
+    from tq.infer.kv import Coder, bytes_per_token, calibrate, coders, with_coded_attention
+    from tq.infer.layers import QuantizedLinear, stored_bits
+    from tq.infer.weights import decoded, load, quantize, save
+    from tq.train.model import GPT, GPTConfig
+
+    config = GPTConfig(layers=1, hidden=64, heads=1, vocab=64, seq=32, ffn=128, activation="swiglu")
+    plain, four = GPT(config).requires_grad_(False), Codec(bits=4, block=64)
+    ids = torch.randint(64, (4, 32), generator=torch.Generator().manual_seed(0))
+    if not has("numba"):
+        nearest = quantize(plain, four, ids, method="nearest")
+        check(stored_bits(nearest) == 4.5)
+        try:
+            quantize(plain, four, ids)
+        except ImportError as said:
+            check("pip install 'tq-book[infer]'" in str(said), said)
+        else:
+            check(False, "GPTQ without numba was no error")
+        return
+    from tq.infer.decoder import Decoder
+    from tq.infer.pages import Pages, attend
+
+    small = quantize(plain, four, ids, head=four)
+    check(isinstance(small.head, QuantizedLinear) and divergence(plain, small, ids).kl < 0.01)
+    logits = Decoder(small, integers=False).step(int(ids[0, 0]))
+    check(torch.allclose(torch.from_numpy(logits), decoded(small)(ids[:1, :1])[0][0, 0], atol=1e-3))
+    coded = with_coded_attention(plain, coders(four, four, calibrate(plain, ids)))
+    check(divergence(plain, coded, ids).kl < 0.01 and bytes_per_token(plain, four, four) == 72)
+    keys, values = (Pages(Coder(four)) for _ in range(2))
+    for pages in (keys, values):
+        pages.append(seeded(64 * 300).view(1, 1, 300, 64))
+    check(attend(seeded(64).view(1, 64), keys, values).isfinite().all())
+    if has("safetensors"):
+        save(small, tmp / "small.safetensors")
+        check(torch.equal(load(tmp / "small.safetensors")(ids)[0], small(ids)[0]))
+    if has("tokenizers"):
+        from tq.infer import pretrained
+
+        try:
+            pretrained.load(tmp / "nowhere.gguf")
+        except FileNotFoundError as said:
+            check("no file" in str(said) and pretrained.Language.__doc__, said)
+        check("quantize" in command("tq.infer", "--help"))
+
+
 # --- checkpoints ------------------------------------------------------------------------------------------------
 
 
@@ -636,7 +684,7 @@ def commands_of_economics(tmp: Path) -> None:
 
 DOORS: tuple[Door, ...] = (
     package, codec, formats, kernels, lossless, optimizer_state, offloading, activations, diloco, model_of_the_book,
-    checkpoints, checkpoint_commands, systems, calculators, commands_of_economics, lines_of_the_readme,
+    inference, checkpoints, checkpoint_commands, systems, calculators, commands_of_economics, lines_of_the_readme,
 )  # fmt: skip
 
 

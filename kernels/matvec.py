@@ -359,5 +359,5 @@ def prepared(
         given[cpu._NEXT] = 0
         cpu._run(kernel, given, rows * columns)
 
-    call.held = held  # type: ignore[attr-defined]  # what the addresses are of
+    call.given, call.held = given, held  # type: ignore[attr-defined]  # the arguments, and what their addresses are of
     return call

@@ -110,16 +110,22 @@ def _rotary(x, cos, sin):
 def attend(qkv, cos, sin, keys, values, at, out):
     """Attention of one token. qkv: fp32 [(H + 2 K) D]; cos, sin: fp32 [D / 2], of its place; keys, values: fp32
     [K, T', D], where the token's own are put at place ``at``; out: fp32 [H D]."""
+    for g in range(keys.shape[0]):
+        attend_group(qkv, cos, sin, keys, values, at, out, g)
+
+
+@numba.njit(**_OPTIONS)
+def attend_group(qkv, cos, sin, keys, values, at, out, g):
+    """The queries of one key/value head, as ``attend`` does all."""
     groups, _, size = keys.shape
     heads = qkv.size // size - 2 * groups
     scores = np.empty(at + 1, np.float32)
-    for g in range(groups):
-        key = qkv[(heads + g) * size : (heads + g + 1) * size]
-        _rotary(key, cos, sin)
-        keys[g, at] = key
-        values[g, at] = qkv[(heads + groups + g) * size : (heads + groups + g + 1) * size]
-    for h in range(heads):
-        g, q = h * groups // heads, qkv[h * size : (h + 1) * size]
+    key = qkv[(heads + g) * size : (heads + g + 1) * size]
+    _rotary(key, cos, sin)
+    keys[g, at] = key
+    values[g, at] = qkv[(heads + groups + g) * size : (heads + groups + g + 1) * size]
+    for h in range(g * heads // groups, (g + 1) * heads // groups):
+        q = qkv[h * size : (h + 1) * size]
         _rotary(q, cos, sin)
         _attend_head(q, keys[g], values[g], scores, out[h * size : (h + 1) * size])
 

@@ -1,7 +1,7 @@
 """One token after the other, straight from codes: a decoder for models with quantized layers on the CPU.
 
 Every weight is read once a token, in the bits that it is stored in; the vector is rotated, never the weights. What each
-product is given lies in the same memory for all tokens, so that a step is a row of calls into compiled code.
+product is given lies in the same memory for all tokens, so that all blocks are one call of compiled code.
 
 Shapes: V vocabulary, C hidden, T tokens so far.
 """
@@ -9,24 +9,14 @@ Shapes: V vocabulary, C hidden, T tokens so far.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import numpy as np
 from torch import nn
 
 from tq.infer.layers import GROUPS, QuantizedLinear, part
 from tq.infer.product import BITS, Exact, Product, integers_run
-from tq.kernels import token
+from tq.kernels import blocks, token
 from tq.train.model.gpt import GPT
-
-
-class _Block(NamedTuple):
-    """What a step needs of one block."""
-
-    products: list[Product]  # q, k and v; out; gate and up; down
-    norms: list[np.ndarray]
-    keys: np.ndarray  # [K, T', D]
-    values: np.ndarray
 
 
 class Decoder:
@@ -59,24 +49,34 @@ class Decoder:
             raise ValueError(f"known is swiglu without qk_norm, got {config.activation}, qk_norm={config.qk_norm}")
         integers = integers_run() if integers is None else integers
         self.length, self.at, self.nbytes = length or config.seq, 0, 0
+        self._held: list[list[Product]] = []
         self._cos, self._sin = model.cos.numpy(), model.sin.numpy()
         self._embed, self._eps = model.embed.weight.detach().numpy(), config.norm_eps
         self._stream = np.zeros(config.hidden, np.float32)
-        shape = config.groups, self.length, config.head_size
-        self._blocks: list[_Block] = []
-        for number, block in enumerate(model.blocks):
-            products = [
-                self._product(f"blocks.{number}", [part(block, name) for name in names], integers) for names in GROUPS
-            ]
-            norms = [block.get_parameter(f"{name}.weight").detach().numpy() for name in ("attention_norm", "mlp_norm")]
-            caches = [np.zeros(shape, np.float32) for _ in range(2)]
-            self._blocks.append(_Block(products, norms, *caches))
+        self._blocks = self._of_blocks(model, integers)
+        self._last = self._held[-1][3].places()[6]  # what the last block adds to the stream
         self._norm = model.final_norm.weight.detach().numpy()
         if isinstance(model.head, QuantizedLinear):
             self._head: Product | Exact = self._product("head", (model.head,), integers)
         else:
             self._head = Exact(model.head.weight.detach())
             self.nbytes += self._head.nbytes
+
+    def _of_blocks(self, model: GPT, integers: bool) -> blocks.Blocks:
+        config = model.config
+        shape, rows, settings = (config.groups, self.length, config.head_size), [], set()
+        for number, block in enumerate(model.blocks):
+            products = [
+                self._product(f"blocks.{number}", [part(block, name) for name in names], integers) for names in GROUPS
+            ]
+            settings |= {product.settings for product in products}
+            norms = [block.get_parameter(f"{name}.weight").detach().numpy() for name in ("attention_norm", "mlp_norm")]
+            caches = [np.zeros(shape, np.float32) for _ in range(2)]
+            rows.append((norms, *caches, [product.places() for product in products]))
+            self._held.append(products)
+        if len(settings) > 1:
+            raise ValueError("all layers of the blocks must have codes of the same bits and scales of one type")
+        return blocks.Blocks(rows, (self._cos, self._sin), self._stream, (*settings.pop(), self._eps))
 
     def _product(self, name: str, parts: Sequence[nn.Module], integers: bool) -> Product:
         known = [each for each in parts if isinstance(each, QuantizedLinear) and each.codec.bits in BITS]
@@ -97,17 +97,9 @@ class Decoder:
         """
         if self.at == self.length:
             raise ValueError(f"room for {self.length} tokens is used up")
-        at, nothing = self.at, np.zeros_like(self._stream)
         self._stream[:] = self._embed[number]
-        more = nothing
-        for own in self._blocks:
-            qkv, out, both, down = own.products
-            token.add_and_norm(self._stream, more, own.norms[0], self._eps, qkv.x)
-            token.attend(qkv.run(), self._cos[at], self._sin[at], own.keys, own.values, at, out.x)
-            token.add_and_norm(self._stream, out.run(), own.norms[1], self._eps, both.x)
-            token.silu_gate(both.run(), down.x)
-            more = down.run()
-        token.add_and_norm(self._stream, more, self._norm, self._eps, self._head.x)
+        self._blocks.run(self.at)
+        token.add_and_norm(self._stream, self._last, self._norm, self._eps, self._head.x)
         self.at += 1
         return self._head.run()
 
@@ -127,5 +119,5 @@ class Decoder:
             logits = self.step(found)
 
     def forget(self, length: int = 0) -> None:
-        """Go back to so many tokens."""
+        """Go back to ``length`` tokens."""
         self.at = min(self.at, length)

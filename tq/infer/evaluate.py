@@ -118,6 +118,14 @@ def divergence(
         model: gives (logits [B, T, V], ...) for tokens [B, T].
         ids_ST: tokens, int64 [S, T]; None where the reference holds them.
         progress: called with sequences done and asked for.
+    Example:
+        >>> import torch
+        >>> from tq.infer.evaluate import divergence
+        >>> from tq.train.model import GPT, GPTConfig
+        >>> config = GPTConfig(layers=1, hidden=64, heads=2, vocab=64, seq=32)
+        >>> ids = torch.randint(64, (2, 32))
+        >>> divergence(GPT(config), GPT(config), ids).kl, divergence(GPT(config), GPT(config, seed=1), ids).kl > 0
+        (0.0, True)
     """
     if isinstance(reference, GPT):
         assert ids_ST is not None

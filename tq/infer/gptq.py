@@ -21,7 +21,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tq.kernels.gptq import LANES, round_block
 from tq.quant.bits import pack
 from tq.quant.codebook import lloyd_max
 from tq.quant.codec import Code, Codec
@@ -98,6 +97,10 @@ def corrections(h_II: Tensor, damping: float) -> Tensor:
 
 def rounded(w_OI: Tensor, u_II: Tensor, codec: Codec, levels_L: Tensor, search: int) -> tuple[Tensor, Tensor]:
     """(indices [O, I], scales [O, I / B]): block by block, errors moved into the blocks to come."""
+    try:
+        from tq.kernels.gptq import LANES, round_block
+    except ImportError as error:
+        raise ImportError(f"{error.name} is not installed (pip install 'tq-book[infer]')") from error
     (rows, columns), block = w_OI.shape, codec.block
     u_II, w_OI = u_II.float(), F.pad(w_OI, (0, 0, 0, -rows % LANES))
     index_OI = torch.empty(rows, columns, dtype=torch.uint8)

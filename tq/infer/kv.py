@@ -47,6 +47,13 @@ def calibrate(model: GPT, ids_ST: Tensor) -> list[Statistics]:
     Args:
         model: a GPT.
         ids_ST: tokens, int64 [S, T].
+    Example:
+        >>> import torch
+        >>> from tq.infer.kv import calibrate
+        >>> from tq.train.model import GPT, GPTConfig
+        >>> model = GPT(GPTConfig(layers=2, hidden=64, heads=1, vocab=64, seq=32))
+        >>> [known.mean_KD.shape for known in calibrate(model, torch.randint(64, (2, 32)))]
+        [torch.Size([1, 64]), torch.Size([1, 64])]
     """
     found: dict[nn.Module, list[Tensor]] = {}
 
@@ -82,12 +89,18 @@ def cores(model: GPT) -> list[nn.Module]:
 class Coder:
     """Codes of keys, or of values, of one layer.
 
-    Attributes:
+    Args:
         codec: of each head's vector of a token, or of what is left of it; its block is at least that long.
         mean_KD: taken off before and added after; None for none.
         factor_KD: multiplied before and divided after; None for none.
         fine: codec of the channels that are coded apart, with more bits; None for none.
         order_KD: int64 [K, D], the channels, those of ``fine`` first, as many as its block is long.
+    Example:
+        >>> import torch
+        >>> from tq import Codec
+        >>> from tq.infer.kv import Coder
+        >>> Coder(Codec(bits=4, block=64))(torch.randn(1, 2, 10, 64)).shape
+        torch.Size([1, 2, 10, 64])
     """
 
     codec: Codec
@@ -97,7 +110,7 @@ class Coder:
     order_KD: Tensor | None = None
 
     def parts(self, x_BKTD: Tensor) -> tuple[Tensor, ...]:
-        """Payload and scales, each [B, K, T, bytes or blocks]; twice where channels are coded apart."""
+        """Payload and scales of x_BKTD, each [B, K, T, bytes or blocks]; twice where channels are coded apart."""
         if self.mean_KD is not None:
             x_BKTD = x_BKTD - self.mean_KD[:, None].to(x_BKTD)
         if self.factor_KD is not None:
@@ -110,7 +123,7 @@ class Coder:
         return *_stored(self.fine, fine), *_stored(self.codec, coarse)
 
     def whole(self, parts: tuple[Tensor, ...], size: int, dtype: torch.dtype) -> Tensor:
-        """What was coded, nearly: [B, K, T, D]; size: D."""
+        """What was coded as ``parts``, nearly: [B, K, T, D] of ``dtype``; size: D."""
         if self.fine is None:
             x_BKTD = _restored(self.codec, parts, size, dtype)
         else:
@@ -160,6 +173,15 @@ def coders(
         centred, balanced: what is done to keys.
         fine: codec of the keys' channels that count most, as many as its block is long (rotation="haar" takes any
             length); ``keys`` is then of the others. None (default) codes all alike.
+    Example:
+        >>> import torch
+        >>> from tq import Codec
+        >>> from tq.infer.kv import calibrate, coders
+        >>> from tq.train.model import GPT, GPTConfig
+        >>> model = GPT(GPTConfig(layers=1, hidden=64, heads=1, vocab=64, seq=32))
+        >>> (keys, values), = coders(Codec(4, 64), None, calibrate(model, torch.randint(64, (2, 32))))
+        >>> keys(torch.randn(1, 1, 32, 64)).shape, values
+        (torch.Size([1, 1, 32, 64]), None)
     """
     made = []
     for layer, known in enumerate(statistics):
@@ -216,7 +238,20 @@ def with_coded_attention(model: GPT, made: Sequence[tuple[Any | None, Any | None
 
 
 def bytes_per_token(model: GPT, keys: Codec | None, values: Codec | None, plain_bytes: int = 2) -> float:
-    """Stored bytes of a token's keys and values over all layers; exact ones take ``plain_bytes`` a number."""
+    """Stored bytes of a token's keys and values over all layers.
+
+    Args:
+        model: a GPT.
+        keys, values: codecs; None for exact ones.
+        plain_bytes: of an exact number.
+    Example:
+        >>> from tq import Codec
+        >>> from tq.infer.kv import bytes_per_token
+        >>> from tq.train.model import GPT, GPTConfig
+        >>> model = GPT(GPTConfig(layers=2, hidden=128, heads=2, vocab=64, seq=32))
+        >>> bytes_per_token(model, None, None), bytes_per_token(model, Codec(4, 64), Codec(4, 64))
+        (1024, 288)
+    """
     config = model.config
     size = config.head_size
     each = [c.block_bytes * -(-size // c.block) if c else plain_bytes * size for c in (keys, values)]

@@ -88,7 +88,16 @@ def layers(model: GPT, head: bool = False) -> Iterator[tuple[str, nn.Module]]:
 
 
 def stored_bits(model: GPT) -> float:
-    """Stored bits per weight of the linear layers in the blocks, scales and padding included."""
+    """Stored bits per weight of the linear layers in the blocks, scales and padding included.
+
+    Args:
+        model: a GPT.
+    Example:
+        >>> from tq.infer.layers import stored_bits
+        >>> from tq.train.model import GPT, GPTConfig
+        >>> stored_bits(GPT(GPTConfig(layers=1, hidden=64, heads=2, vocab=64, seq=32)))
+        32.0
+    """
     nbytes = numel = 0
     for _, layer in layers(model):
         if isinstance(layer, QuantizedLinear):

@@ -21,6 +21,15 @@ class Pages:
 
     Args:
         coder: of all of them; None keeps the numbers as they are.
+    Example:
+        >>> import torch
+        >>> from tq import Codec
+        >>> from tq.infer.kv import Coder
+        >>> from tq.infer.pages import Pages
+        >>> keys = Pages(Coder(Codec(bits=4, block=64)))
+        >>> keys.append(torch.randn(1, 2, 300, 64))
+        >>> keys.counts(), keys.decoded().shape
+        ([256, 44], torch.Size([1, 2, 300, 64]))
     """
 
     def __init__(self, coder: Coder | None) -> None:
@@ -34,7 +43,7 @@ class Pages:
         return sum(part.nbytes for page in self._pages for part in page)
 
     def append(self, x_BKTD: Tensor) -> None:
-        """More tokens, of the same batch, heads and head size."""
+        """More tokens: x_BKTD of the same batch, heads and head size."""
         self._last = x_BKTD.shape[-1], x_BKTD.dtype
         parts = (x_BKTD,) if self.coder is None else self.coder.parts(x_BKTD)
         done, count = 0, x_BKTD.shape[2]
@@ -76,7 +85,7 @@ class Pages:
         return parts[0] if self.coder is None else self.coder.whole(tuple(parts), size, dtype)
 
     def select(self, index: Tensor) -> None:
-        """Rows of the batch, in a new order or more than once."""
+        """Rows of the batch, by ``index``: in a new order or more than once."""
         self._pages = [tuple(part.index_select(0, index) for part in page) for page in self._pages]
 
     def crop(self, length: int) -> None:
@@ -93,6 +102,16 @@ def attend(q_HD: Tensor, keys: Pages, values: Pages) -> Tensor:
         keys, values: of one sequence, both coded in 2, 3 or 4 bits with blocks of D.
     Raises:
         ValueError: the cache is another one.
+    Example:
+        >>> import torch
+        >>> from tq import Codec
+        >>> from tq.infer.kv import Coder
+        >>> from tq.infer.pages import Pages, attend
+        >>> keys, values = (Pages(Coder(Codec(bits=4, block=64))) for _ in range(2))
+        >>> for pages in (keys, values):
+        ...     pages.append(torch.randn(1, 2, 300, 64))
+        >>> attend(torch.randn(4, 64), keys, values).shape
+        torch.Size([4, 64])
     """
     if keys.coder is None or values.coder is None or keys.coder.fine or values.coder.fine:
         raise ValueError("both keys and values must be coded, with all channels alike")

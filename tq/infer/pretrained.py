@@ -40,6 +40,11 @@ class Language:
         sha256: of that file, hexadecimal.
         end: token that ends an answer; None where the file names none.
         training: what the file says of how it was trained; None where it says nothing.
+    Example:
+        >>> from tq.infer import pretrained, trained
+        >>> language = pretrained.load(trained.path())                   # doctest: +SKIP
+        >>> language.decode(language.encode("def f(x):"))                # doctest: +SKIP
+        'def f(x):'
     """
 
     model: GPT
@@ -54,7 +59,7 @@ class Language:
         return torch.tensor(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
     def decode(self, ids: Tensor) -> str:
-        """The text of tokens [T]."""
+        """The text of tokens; ids: int64 [T]."""
         return str(self.tokenizer.decode(ids.tolist(), skip_special_tokens=False))
 
 

@@ -39,6 +39,7 @@ class Product:
     def __init__(self, parts: Sequence[QuantizedLinear], integers: bool) -> None:
         codec, columns = parts[0].codec, parts[0].shape[1]
         self._held = torch.cat([part.payload for part in parts]), torch.cat([part.scales for part in parts])
+        self._bits = codec.bits
         rows = sum(part.shape[0] for part in parts)
         self.nbytes = sum(part.nbytes for part in self._held)
         self.x, self._y = np.zeros(columns, np.float32), torch.zeros(1, rows)
@@ -55,6 +56,15 @@ class Product:
             self._given[0] = vectors.values.view(-1).numpy()
         self._vectors, self._elements = vectors, rows * columns
         self._call = matvec.prepared(*self._held, vectors, codec.bits, levels_L, self._y)
+
+    @property
+    def settings(self) -> tuple[int, int, int, float]:
+        """(bits, bytes of a scale, lanes, step of the levels as integers): what products of one kernel share."""
+        return self._bits, self._held[1].element_size(), self._lanes, float(self._step)
+
+    def places(self) -> tuple[np.ndarray, ...]:
+        """Where all of it lies, as ``tq.kernels.blocks`` takes it."""
+        return self.x, self._signs, *self._given, self._out, self._call.given
 
     def run(self) -> np.ndarray:
         """The products with what ``x`` holds, which is written over: fp32 [rows]."""

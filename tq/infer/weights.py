@@ -89,7 +89,8 @@ def quantize(
     Example:
         >>> import torch
         >>> from tq import Codec
-        >>> from tq.infer.weights import quantize, stored_bits
+        >>> from tq.infer.layers import stored_bits
+        >>> from tq.infer.weights import quantize
         >>> from tq.train.model import GPT, GPTConfig
         >>> model = GPT(GPTConfig(layers=1, hidden=64, heads=2, vocab=64, seq=32))
         >>> small = quantize(model, Codec(bits=4, block=64), torch.randint(64, (4, 32)))
@@ -99,18 +100,17 @@ def quantize(
     _check(model, method)
     names = [name for name, _ in layers(model, head=head is not None)]
     folder = _Folder(keep, model, codec, calibration_ST, (method, search, damping))
-    kept: dict[int, dict[str, Code]] = {}
+    kept: dict[str, dict[str, Code]] = {}
 
     def make(name: str, layer: nn.Linear, moments: Moments) -> QuantizedLinear:
-        if name == HEAD:
-            assert head is not None
+        if head is not None and name == HEAD:
             own, found = head.derive(HEAD), None
         else:
             _, number, inside = name.split(".", 2)
-            if int(number) not in kept:
+            if number not in kept:
                 kept.clear()
-                kept[int(number)] = folder.read(int(number))
-            own, found = codec.derive(f"blocks.{number}.{_FIRST[inside]}"), kept[int(number)].get(inside)
+                kept[number] = folder.read(int(number))
+            own, found = codec.derive(f"blocks.{number}.{_FIRST[inside]}"), kept[number].get(inside)
         if found is None and method == "nearest":
             found = own.encode(layer.weight, rows=True)
         elif found is None:
@@ -130,7 +130,20 @@ def _check(model: GPT, method: str) -> None:
 
 
 def decoded(model: GPT) -> GPT:
-    """The same model with its weights decoded once: plain layers, fast where memory does not matter."""
+    """The same model with its weights decoded once: plain layers, fast where memory does not matter.
+
+    Args:
+        model: a GPT with quantized layers.
+    Example:
+        >>> import torch
+        >>> from tq import Codec
+        >>> from tq.infer.weights import decoded, quantize
+        >>> from tq.train.model import GPT, GPTConfig
+        >>> model = GPT(GPTConfig(layers=1, hidden=64, heads=2, vocab=64, seq=32))
+        >>> small = quantize(model, Codec(bits=4, block=64), torch.randint(64, (4, 32)))
+        >>> type(decoded(small).blocks[0].mlp.up).__name__
+        'Linear'
+    """
     plain = shared(model)
     for name, layer in list(layers(plain, head=True)):
         if isinstance(layer, QuantizedLinear):
@@ -139,7 +152,22 @@ def decoded(model: GPT) -> GPT:
 
 
 def save(model: GPT, path: Path) -> None:
-    """Write a quantized model as safetensors: codes, and all other weights as they are."""
+    """Write a quantized model as safetensors: codes, and all other weights as they are.
+
+    Args:
+        model: a GPT with quantized layers.
+        path: of the file.
+    Example:
+        >>> import torch
+        >>> from pathlib import Path
+        >>> from tq import Codec
+        >>> from tq.infer.weights import load, quantize, save
+        >>> from tq.train.model import GPT, GPTConfig
+        >>> model = GPT(GPTConfig(layers=1, hidden=64, heads=2, vocab=64, seq=32))
+        >>> save(quantize(model, Codec(bits=4, block=64), torch.randint(64, (4, 32))), Path("small.safetensors"))
+        >>> load(Path("small.safetensors")).blocks[0].mlp.up.codec.bits
+        4
+    """
     from safetensors.torch import save as to_bytes
 
     coded = {name: layer for name, layer in layers(model, head=True) if isinstance(layer, QuantizedLinear)}
@@ -156,9 +184,15 @@ def save(model: GPT, path: Path) -> None:
 def load(path: Path) -> GPT:
     """Read what ``save`` wrote.
 
+    Args:
+        path: of the file.
     Raises:
         FileNotFoundError: there is no such file.
         ValueError: it is not such a file, or damaged.
+    Example:
+        >>> from pathlib import Path
+        >>> from tq.infer.weights import load
+        >>> model = load(Path("small.safetensors"))                      # doctest: +SKIP
     """
     from safetensors import SafetensorError, safe_open
 

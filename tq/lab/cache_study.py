@@ -5,6 +5,7 @@ Shapes: K key/value heads, D head size.
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -120,15 +121,54 @@ def values_of(setting: Setting, method: str, bits: int) -> list[Any]:
     return [rivals.PerToken(bits) if method == "int per token" else rivals.Fp8()] * layers
 
 
+def moved(code: Coder, offset_KD: Tensor) -> Coder:
+    """A code that centres keys which all have a constant more."""
+    assert code.mean_KD is not None
+    return dataclasses.replace(code, mean_KD=code.mean_KD + offset_KD)
+
+
+def judged(setting: Setting, pairs: Sequence[tuple[Any | None, Any | None]]) -> dict[str, Any]:
+    """What comes of (keys, values) of each layer."""
+    return told(divergence(setting.reference, with_coded_attention(setting.model, pairs)))
+
+
+def coded(name: str, keys: tuple[str, int] | None, values: tuple[str, int] | None) -> GPT:
+    """One of ``MODELS`` with (method, bits) of keys and of values; None for exact ones."""
+    setting = of(name)
+    made = [keys_of(setting, *keys) if keys else None, values_of(setting, *values) if values else None]
+    return with_coded_attention(setting.model, rivals.pairs(made[0], made[1], len(setting.known)))
+
+
+def held(name: str, keys: int | None, values: int | None, tokens: int) -> dict[str, float]:
+    """Bytes of a cache of so many tokens: as its pages say, and by how much the process grew; bits of keys and values,
+    None for bf16."""
+    import gc
+
+    import psutil
+
+    setting = of(name)
+    shape = (1, setting.model.config.groups, 256, setting.size)
+    x, process = torch.randn(shape, generator=torch.Generator().manual_seed(0)).bfloat16(), psutil.Process()
+    gc.collect()
+    before = process.memory_info().rss
+    pages = [
+        Pages(Coder(codec(bits, setting.size)) if bits else None) for _ in setting.known for bits in (keys, values)
+    ]
+    for page in pages:
+        for at in range(0, tokens, 256):
+            page.append(x[:, :, : min(256, tokens - at)])
+    grown = process.memory_info().rss - before
+    return {"bytes": float(sum(page.nbytes for page in pages)), "grown": float(grown)}
+
+
 def outcome(
     name: str, keys: tuple[str, int] | None, values: tuple[str, int] | None, domain: str = "stdlib"
 ) -> dict[str, Any]:
     """What comes of (method, bits) of keys and of values; None for exact ones. "stored": bits per number of both."""
     setting = of(name, domain)
     made = [keys_of(setting, *keys) if keys else None, values_of(setting, *values) if values else None]
-    pairs = rivals.pairs(made[0], made[1], len(setting.known))
-    begun = time.perf_counter()
-    found = told(divergence(setting.reference, with_coded_attention(setting.model, pairs)))
+    pairs, begun = rivals.pairs(made[0], made[1], len(setting.known)), time.perf_counter()
+    found = judged(setting, pairs)
     each = [rivals.stored_bits(one, one, setting.size) if one else 16.0 for one in pairs[0]]
     return found | {"keys": each[0], "values": each[1], "seconds": time.perf_counter() - begun}
 

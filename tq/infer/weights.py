@@ -75,10 +75,10 @@ def quantize(
 
     Args:
         model: a GPT in fp32.
-        codec: of all layers in the blocks; those that see one input share a seed.
+        codec: of all layers in the blocks.
         calibration_ST: tokens, int64 [S, T]; with method="nearest" unused.
-        method: "gptq", or "nearest": each block by itself, as ``codec`` encodes.
-        search, damping: as in ``gptq``.
+        method: "gptq", or "nearest", as ``codec`` encodes.
+        search, damping: multipliers tried for each scale; what moments get on their diagonal, in parts of its mean.
         head: codec of the head; None (default) leaves it as it is.
         keep: folder for finished blocks, so that a run that was ended goes on; None (default) keeps nothing.
         progress: called after each layer.
@@ -98,14 +98,14 @@ def quantize(
         4.5
     """
     _check(model, method)
-    names = [name for name, _ in layers(model, head=head is not None)]
+    names = [name for name, _ in layers(model, head is not None)]
     folder = _Folder(keep, model, codec, calibration_ST, (method, search, damping))
     kept: dict[str, dict[str, Code]] = {}
 
     def make(name: str, layer: nn.Linear, moments: Moments) -> QuantizedLinear:
         if head is not None and name == HEAD:
             own, found = head.derive(HEAD), None
-        else:
+        else:  # layers that see one input share a seed
             _, number, inside = name.split(".", 2)
             if number not in kept:
                 kept.clear()

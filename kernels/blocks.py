@@ -62,8 +62,8 @@ def _reached(typingctx, counter):
     return types.int64(types.int64), codegen
 
 
-@_codelet("wide")
-def _rest(code, wide):
+@_codelet()
+def _rest(code):
     """Lets the other thread of a core run, where the processor has an instruction for it."""
     if code.wide_permutes or code.permutes:
         type_ = ir.FunctionType(ir.VoidType(), [])
@@ -165,7 +165,7 @@ def _do(given, row, phase, piece, bits, rows, runs, size, integers):
 def _kernel(bits_: int, runs_: int, size_: int, integers_: bool) -> Callable[[int], None]:
     """The kernel of bits, runs of 64 in a block, bytes of a scale, and kind of products."""
     bits, runs, size, stamp = (0,) * bits_, (0,) * runs_, (0,) * size_, _STAMP
-    rows, integers, wide = (0,) * matvec.rows_together(1), (0,) * (2 if integers_ else 1), (0,)
+    rows, integers = (0,) * matvec.rows_together(1), (0,) * (2 if integers_ else 1)
 
     def body(arguments):
         given = numba.carray(arguments, cpu._FIELDS)
@@ -180,7 +180,7 @@ def _kernel(bits_: int, runs_: int, size_: int, integers_: bool) -> Callable[[in
                     _finish(counter + 8)
                     piece = take_next(counter)
                 while _reached(counter + 8) < pieces:
-                    _rest(wide)
+                    _rest()
             layer += 1
 
     compiled = cpu._compiled(body)

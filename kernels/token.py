@@ -106,17 +106,10 @@ def _rotary(x, cos, sin):
         x[i], x[half + i] = a * cos[i] - b * sin[i], a * sin[i] + b * cos[i]
 
 
-@numba.njit(**_OPTIONS)
-def attend(qkv, cos, sin, keys, values, at, out):
-    """Attention of one token. qkv: fp32 [(H + 2 K) D]; cos, sin: fp32 [D / 2], of its place; keys, values: fp32
-    [K, T', D], where the token's own are put at place ``at``; out: fp32 [H D]."""
-    for g in range(keys.shape[0]):
-        attend_group(qkv, cos, sin, keys, values, at, out, g)
-
-
-@numba.njit(**_OPTIONS)
+@_inline
 def attend_group(qkv, cos, sin, keys, values, at, out, g):
-    """The queries of one key/value head, as ``attend`` does all."""
+    """Attention of one token, for the queries of key/value head ``g``. qkv: fp32 [(H + 2 K) D]; cos, sin: fp32 [D / 2],
+    of its place; keys, values: fp32 [K, T', D], where the token's own are put at place ``at``; out: fp32 [H D]."""
     groups, _, size = keys.shape
     heads = qkv.size // size - 2 * groups
     scores = np.empty(at + 1, np.float32)

@@ -80,6 +80,10 @@ def test_models_that_it_cannot_decode(small: GPT) -> None:
         Decoder(quantize(sharp(CONFIG, 1), codec, IDS, method="nearest", head=codec))
     with pytest.raises(ValueError, match="known is swiglu"):
         Decoder(GPT(dataclasses.replace(CONFIG, activation="gelu")))
+    for other in ({"rotation": "haar"}, {"codebook": "sphere"}):
+        codec = Codec(bits=4, block=64, **other)
+        with pytest.raises(ValueError, match="by the default codebook"):
+            Decoder(quantize(sharp(CONFIG, 1), codec, IDS, method="nearest", head=codec))
     narrow = sharp(dataclasses.replace(CONFIG, ffn=160), 1)
     with pytest.raises(ValueError, match="must divide 160"):
         Decoder(quantize(narrow, Codec(bits=4, block=64), IDS, method="nearest", head=Codec(bits=4, block=64)))

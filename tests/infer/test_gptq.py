@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -74,3 +76,11 @@ def test_zero_rows_stay_zero() -> None:
     weight[3] = 0
     codec = Codec(bits=4, block=64)
     assert codec.decode(gptq(weight, moments, codec))[3].abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("other", ({"rotation": "haar"}, {"rounds": 1}))
+def test_other_rotations(other: dict[str, Any]) -> None:
+    weight, moments = layer(16, 128)
+    plain, changed = Codec(bits=2, block=64), Codec(bits=2, block=64, **other)
+    errors = [output_error(weight, codec.decode(gptq(weight, moments, codec)), moments) for codec in (plain, changed)]
+    assert errors[1] < 1.15 * errors[0]

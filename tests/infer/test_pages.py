@@ -66,6 +66,9 @@ def test_caches_that_it_cannot_read() -> None:
     wide = filled(Coder(Codec(4, 128, scale_dtype=torch.bfloat16)), torch.randn(1, 2, 10, 64))
     with pytest.raises(ValueError, match="blocks must be the heads' size 64"):
         attend(q, wide, values)
+    sphere = filled(Coder(Codec(4, 64, codebook="sphere", scale_dtype=torch.bfloat16)), torch.randn(1, 2, 10, 64))
+    with pytest.raises(ValueError, match="the Gaussian codebook"):
+        attend(q, sphere, values)
     keys.select(torch.tensor([0, 0]))
     with pytest.raises(ValueError, match="known is one sequence"):
         attend(q, keys, values)

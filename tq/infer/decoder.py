@@ -14,7 +14,7 @@ import numpy as np
 from torch import nn
 
 from tq.infer.layers import GROUPS, QuantizedLinear, part
-from tq.infer.product import BITS, Exact, Product, integers_run
+from tq.infer.product import BITS, Exact, Product, integers_run, plain
 from tq.kernels import blocks, token
 from tq.train.model.gpt import GPT
 
@@ -80,8 +80,8 @@ class Decoder:
 
     def _product(self, name: str, parts: Sequence[nn.Module], integers: bool) -> Product:
         known = [each for each in parts if isinstance(each, QuantizedLinear) and each.codec.bits in BITS]
-        if len(known) < len(parts):
-            raise ValueError(f"{name} has layers that are not quantized to one of {BITS} bits")
+        if len(known) < len(parts) or not all(plain(each.codec) for each in known):
+            raise ValueError(f"{name} has layers that are not quantized to one of {BITS} bits by the default codebook")
         for each in known:
             if each.shape[1] % each.codec.block or each.codec != known[0].codec:
                 raise ValueError(f"{name}: blocks of {each.codec.block} must divide {each.shape[1]} and have one seed")

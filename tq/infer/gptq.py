@@ -67,7 +67,7 @@ def gptq(weight_OI: Tensor, moments_II: Tensor, codec: Codec, *, damping: float 
     w_OI = F.pad(weight_OI.detach().float(), (0, padded))
     h_II = F.pad(moments_II.double(), (0, padded, 0, padded))
     w_OI, h_II = turned(w_OI, codec), turned(turned(h_II, codec).T, codec)
-    levels_L = torch.tensor(lloyd_max(codec.bits)[0], dtype=torch.float32)
+    levels_L = torch.tensor(lloyd_max(codec.bits, codec.block if codec.codebook == "sphere" else None)[0], dtype=torch.float32)
     index_OI, scales_ON = rounded(w_OI, corrections(h_II, damping), codec, levels_L, search)
     scales_ON = refitted(w_OI, h_II, levels_L[index_OI], scales_ON, codec)
     payload = pack(index_OI.view(-1, codec.block), codec.bits)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tq.infer.kv import Coder
+from tq.infer.product import plain
 from tq.kernels import attention
 from tq.quant.dispatch import codebook
 from tq.quant.rotation import rotate, unrotate
@@ -117,6 +118,8 @@ def attend(q_HD: Tensor, keys: Pages, values: Pages) -> Tensor:
         raise ValueError("both keys and values must be coded, with all channels alike")
     key, value = keys.coder.codec, values.coder.codec
     heads, (rows, size) = keys.heads, q_HD.shape
+    if not (plain(key) and plain(value)):
+        raise ValueError(f"known are Hadamard rotations and the Gaussian codebook, got {key} and {value}")
     if key.block != size or value.block != size or key.scale_dtype != value.scale_dtype:
         raise ValueError(f"blocks must be the heads' size {size}, with scales of one type, got {key} and {value}")
     q_KVD = q_HD.view(heads, rows // heads, size)

@@ -14,10 +14,16 @@ from torch import Tensor
 from tq.infer.layers import QuantizedLinear
 from tq.kernels import matvec, token
 from tq.kernels.matvec import BITS, integers_run
+from tq.quant.codec import Codec
 from tq.quant.dispatch import codebook
 from tq.quant.rotation import signs
 
-__all__ = ["BITS", "Exact", "Product", "integers_run"]
+__all__ = ["BITS", "Exact", "Product", "integers_run", "plain"]
+
+
+def plain(codec: Codec) -> bool:
+    """Whether codes are what the kernels read: Hadamard rotations, and levels for Gaussian numbers."""
+    return codec.rotation == "hadamard" and codec.codebook == "gaussian"
 
 
 class Exact:

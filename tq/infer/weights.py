@@ -1,8 +1,8 @@
 """Weights of a GPT in few bits: linear layers that keep codes, and how a model gets them.
 
 ``quantize`` works through a model block by block: each linear layer sees the inputs that the layers before it, already
-quantized, give on calibration texts. Embeddings, norms and the head stay as they are. ``save`` and ``load`` keep the
-codes in safetensors: what is loaded needs neither calibration data nor the code that quantized.
+quantized, give on calibration texts. Embeddings and norms stay as they are, the head too unless asked for. ``save`` and
+``load`` keep the codes in safetensors: what is loaded needs neither calibration data nor the code that quantized.
 
 Shapes: S sequences, T tokens.
 """

@@ -4,9 +4,11 @@ Same results as the PyTorch reference up to rounding: codes differ only where a 
 fp32 rounding. Hadamard rotations only, blocks of 64-1024. Imports torch and Triton only; signs and codebooks arrive as
 tensors. Nothing here waits for the device, and nothing looks for one at import.
 
-A tile is kept as [E, M]: E elements down, in the registers of one thread, and M sub-blocks across, one a thread. The
-butterflies are then plain additions of registers, the signs are the same for all threads, and every sum over a block
-stays in its thread. A block of B > E takes T = B/E neighbouring threads, whose element bits are swapped once a round.
+A tile is read and written as [G, B], so that neighbouring threads meet neighbouring bytes, and worked on as [E, M]: E
+elements down, in the registers of one thread, and M threads across, T = B/E of them to a block, of which thread t has
+every T-th element from t on. The butterflies are then plain additions of registers: those of the lowest log2(T) bits
+in the first arrangement, where a thread has a few elements in a row, the others in the second. A further round has to
+ask the other threads: a shuffle an element for each of those bits.
 
 Shapes: R rows (R also rounds, for signs), D columns of a row, N blocks, B block size, W packed bytes a block,
 L = 2**bits levels, K multipliers, C cells; in a program G blocks, T threads a block, M = G*T threads, E = B/T.
@@ -23,19 +25,18 @@ import triton.language as tl
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-# Launch settings, chosen by instruction counts and spills of the sm_90 code; not yet tuned by measurement. One warp a
-# program: exchanges stay inside it, and tables of up to 32 entries are looked up by a shuffle. 128 elements a thread
-# hold a block of 128 without any exchange between threads, at 35 instructions an element (41 with 64, 45 with 32), but
-# only encoders of up to 5 bits without search, and decoders, fit in 255 registers that way. Without "maxnreg" ptxas
-# stops at 168 and spills.
+# Launch settings, by measurements on an H200. One warp a program: exchanges stay inside it, and tables of up to 32
+# entries are looked up by a shuffle. 128 elements a thread need the fewest instructions, but leave eight warps a
+# processor, too few to hide what each waits for; 64 leave sixteen to twenty-one, by how many registers spill nothing.
 NUM_WARPS = 1
 LAUNCH = {
-    "encode": dict(E=128, maxnreg=255),
-    "encode, bits > 5": dict(E=64, maxnreg=192),
-    "encode, search or block != 128": dict(E=64),
-    "encode, search in integers, block <= 128": dict(E=32),
-    "decode": dict(E=128),
-    "decode, block > 128": dict(E=64),
+    "encode": dict(E=64, maxnreg=104),
+    "encode, bf16 or rounds > 1": dict(E=64, maxnreg=120),
+    "encode, bits > 5": dict(E=64, maxnreg=168),
+    "encode, search": dict(E=64),
+    "encode, search in integers": dict(E=32),
+    "decode": dict(E=64, maxnreg=96),
+    "decode, rounds > 1": dict(E=64, maxnreg=128),
 }
 _PART = tl.constexpr(32)  # elements worked off together from bucketing to packing
 _SHUFFLED = tl.constexpr(32)  # entries of a table that one warp holds, one a lane
@@ -73,7 +74,9 @@ def _rounded(v, TYPE: tl.constexpr):
     bits = v.to(tl.uint32, bitcast=True)
     if TYPE == tl.bfloat16:
         bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
-    bits = tl.where(tl.abs(bits.to(tl.float32, bitcast=True)) < float("inf"), bits, 0x7FC00000)
+    # v itself too: rounding carries the NaN of a GPU, all ones, to zero
+    finite = (tl.abs(v) < float("inf")) & (tl.abs(bits.to(tl.float32, bitcast=True)) < float("inf"))
+    bits = tl.where(finite, bits, 0x7FC00000)
     if TYPE == tl.bfloat16:
         return (bits >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
     else:
@@ -93,34 +96,66 @@ def _joined(a, b, E: tl.constexpr, M: tl.constexpr):
 
 
 @triton.jit
-def _swap(y_EM, E: tl.constexpr, G: tl.constexpr, T: tl.constexpr):
-    """Exchange the lowest log2(T) element bits of a thread with the place of the thread in its block."""
-    y = tl.permute(tl.reshape(y_EM, [E // T, T, G, T]), (0, 3, 2, 1))
-    return tl.reshape(y, [E, G * T])
+def _low_stage(y_GB, H: tl.constexpr, G: tl.constexpr, B: tl.constexpr):
+    """Butterflies of neighbours H apart in a block."""
+    a, b = tl.split(tl.permute(tl.reshape(y_GB, [G, B // (2 * H), 2, H]), (0, 1, 3, 2)))
+    return tl.reshape(tl.permute(tl.join(a + b, a - b), (0, 1, 3, 2)), [G, B])
 
 
 @triton.jit
-def _hadamard(y_EM, E: tl.constexpr, G: tl.constexpr, T: tl.constexpr):
-    """Unnormalised Walsh-Hadamard transform; for T > 1 the result is left in the other of the two arrangements."""
-    for s in tl.static_range(7):  # highest bit first: it asks for [E, M] in one conversion
+def _low(y_GB, G: tl.constexpr, B: tl.constexpr, T: tl.constexpr):
+    """Butterflies of the lowest log2(T) bits of the place in a block."""
+    for s in tl.static_range(6):
+        if T >> (s + 1) > 0:
+            y_GB = _low_stage(y_GB, 1 << s, G, B)
+    return y_GB
+
+
+@triton.jit
+def _high(y_EM, E: tl.constexpr, M: tl.constexpr):
+    """Butterflies of the bits above those."""
+    for s in tl.static_range(7):
         if E >> (s + 1) > 0:
-            y_EM = _stage(y_EM, E >> (s + 1), E, G * T)
-    if T > 1:
-        y_EM = _swap(y_EM, E, G, T)
-        for s in tl.static_range(4):
-            if T >> (s + 1) > 0:
-                y_EM = _stage(y_EM, T >> (s + 1), E, G * T)
+            y_EM = _stage(y_EM, E >> (s + 1), E, M)
     return y_EM
 
 
 @triton.jit
-def _signed(y_EM, p_signs, SWAPPED: tl.constexpr, E: tl.constexpr, G: tl.constexpr, T: tl.constexpr):
-    """y times the signs [B] at ``p_signs``, in either arrangement."""
-    s_B = tl.load(p_signs + tl.arange(0, E * T))
-    if SWAPPED:
-        s_ET = tl.reshape(tl.permute(tl.reshape(s_B, [T, E // T, T]), (1, 0, 2)), [E, T])
-    else:
-        s_ET = tl.permute(tl.reshape(s_B, [T, E]), (1, 0))
+def _across_stage(y_EM, H: tl.constexpr, E: tl.constexpr, M: tl.constexpr):
+    """Butterflies of what threads have that are H apart."""
+    own = tl.reshape(y_EM, [E, M // (2 * H), 2, H])
+    bits = own.to(tl.int32, bitcast=True)
+    # what a and b have is a ^ (a ^ b) = b: a shuffle, whose sum over two threads is the exclusive or
+    other = (bits ^ tl.xor_sum(bits, 2, keep_dims=True)).to(tl.float32, bitcast=True)
+    turn = tl.broadcast_to((1.0 - 2.0 * tl.arange(0, 2).to(tl.float32))[None, None, :, None], own.shape)
+    return tl.reshape(tl.fma(own, turn, other), [E, M])
+
+
+@triton.jit
+def _across(y_EM, E: tl.constexpr, G: tl.constexpr, T: tl.constexpr):
+    """``_low`` of what lies as [E, M]."""
+    for s in tl.static_range(6):
+        if T >> (s + 1) > 0:
+            y_EM = _across_stage(y_EM, 1 << s, E, G * T)
+    return y_EM
+
+
+@triton.jit
+def _gathered(y_GB, E: tl.constexpr, G: tl.constexpr, T: tl.constexpr):
+    """[E, M] from [G, B]."""
+    return tl.reshape(tl.permute(tl.reshape(y_GB, [G, E, T]), (1, 0, 2)), [E, G * T])
+
+
+@triton.jit
+def _scattered(y_EM, E: tl.constexpr, G: tl.constexpr, T: tl.constexpr):
+    """[G, B] from [E, M]."""
+    return tl.reshape(tl.permute(tl.reshape(y_EM, [E, G, T]), (1, 0, 2)), [G, E * T])
+
+
+@triton.jit
+def _signed(y_EM, p_signs, E: tl.constexpr, G: tl.constexpr, T: tl.constexpr):
+    """y times the signs [B] at ``p_signs``."""
+    s_ET = tl.reshape(tl.load(p_signs + tl.arange(0, E * T)), [E, T])
     return tl.reshape(tl.reshape(y_EM, [E, G, T]) * s_ET[:, None, :], [E, G * T])
 
 
@@ -190,113 +225,132 @@ def _bucket(
         t_EM, below_EM = tl.where(t == 0.0, 0.0, t), 0
     else:
         entry_EM = _lookup(cells, _cell(z_EM, (unit_M * reach)[None, :], C), C, E, M)
-        t_EM = entry_EM.to(tl.int32).to(tl.float32, bitcast=True)
-        below_EM = (entry_EM >> 32).to(tl.int32)
-    left_EM = tl.fma(-z_EM, unit_M[None, :], t_EM)  # its sign is the comparison: t - u < 0
+        if C <= _SHUFFLED:
+            t_EM, below_EM = entry_EM.to(tl.float32, bitcast=True), entry_EM & (2**BITS - 1)
+        else:
+            t_EM = entry_EM.to(tl.int32).to(tl.float32, bitcast=True)
+            below_EM = (entry_EM >> 32).to(tl.int32)
+    left_EM = tl.fma(z_EM, -unit_M[None, :], t_EM)  # its sign is the comparison: t - u < 0
     return below_EM + (left_EM.to(tl.uint32, bitcast=True) >> 31).to(tl.int32)
 
 
 @triton.jit
 def _tile(
-    n, D, N, P, i_G, TILING: tl.constexpr, B: tl.constexpr, E: tl.constexpr, M: tl.constexpr,
+    n, D, N, P, i_G, TILING: tl.constexpr, B: tl.constexpr, G: tl.constexpr,
 ):  # fmt: skip
-    """(int64 first element, offsets [M, E] from it, mask [M, E]) of a program's blocks in x.
+    """(int64 first element, offsets [G, B] from it, mask [G, B]) of a program's blocks in x.
 
     TILING "full": blocks follow each other, all elements are there; "tail": the same with the end of x inside;
     "rows": a row of D elements has P blocks, the last one ragged.
     """
-    T: tl.constexpr = B // E
-    o_M, o_E = tl.arange(0, M), tl.arange(0, E)
+    o_G, o_B = tl.arange(0, G), tl.arange(0, B)
     if TILING == "rows":
-        n_M = i_G * (M // T) + o_M // T
-        column_M = (n_M % P).to(tl.int64) * B + (o_M % T) * E
-        offset_ME = ((n_M // P).to(tl.int64) * D + column_M)[:, None] + o_E[None, :]
-        return tl.zeros([], tl.int64), offset_ME, (o_E[None, :] < (D - column_M)[:, None]) & (n_M < N)[:, None]
+        n_G = i_G * G + o_G
+        column_G = (n_G % P).to(tl.int64) * B
+        offset_GB = ((n_G // P).to(tl.int64) * D + column_G)[:, None] + o_B[None, :]
+        return tl.zeros([], tl.int64), offset_GB, (o_B[None, :] < (D - column_G)[:, None]) & (n_G < N)[:, None]
     else:  # offsets are constants of a thread: they cost no arithmetic
-        first = i_G.to(tl.int64) * (M * E)
-        offset_ME = o_M[:, None] * E + o_E[None, :]
-        return first, offset_ME, offset_ME < tl.minimum(n - first, M * E).to(tl.int32)
+        first = i_G.to(tl.int64) * (G * B)
+        offset_GB = o_G[:, None] * B + o_B[None, :]
+        return first, offset_GB, offset_GB < tl.minimum(n - first, G * B).to(tl.int32)
 
 
 @triton.jit
-def _plane(o_M, W: tl.constexpr, BITS: tl.constexpr, B: tl.constexpr, E: tl.constexpr, M: tl.constexpr):
-    """Offsets [M, words] in int32 of the plane of width W of each thread's elements; FIRST: its first bit."""
+def _plane(i_G, W: tl.constexpr, BITS: tl.constexpr, B: tl.constexpr, G: tl.constexpr):
+    """Offsets [words, G] in int32 of the plane of width W of a program's blocks."""
     FIRST: tl.constexpr = BITS // (2 * W) * (2 * W)
-    WORDS: tl.constexpr = E * W // 32
-    first_M = o_M.to(tl.int64) * (B * BITS // 32) + FIRST * B // 32 + (tl.arange(0, M) % (B // E)) * WORDS
-    return first_M[:, None] + tl.arange(0, WORDS)[None, :]
+    first_G = (i_G.to(tl.int64) * G + tl.arange(0, G)) * (B * BITS // 32) + FIRST * B // 32
+    return first_G[None, :] + tl.arange(0, B * W // 32)[:, None]
 
 
 @triton.jit
-def _words_of(index_EM, W: tl.constexpr, BITS: tl.constexpr, E: tl.constexpr, M: tl.constexpr):
-    """int32 [words, M] of the plane of width W; 0 if BITS has no such plane."""
+def _words_of(index_EM, W: tl.constexpr, BITS: tl.constexpr, E: tl.constexpr, G: tl.constexpr, T: tl.constexpr):
+    """int32 [rows, M]: the share of each thread in the words of the plane of width W; 0 if BITS has no such plane.
+
+    A row holds the words that a block's threads fill together, one for every 32 / W of them.
+    """
     if BITS & W:
         part = index_EM
         if BITS != W:
             part = (index_EM >> (BITS // (2 * W) * (2 * W))) & (2**W - 1)
-        part = tl.reshape(part, [E * W // 32, 32 // W, M])
-        return tl.sum(part << (tl.arange(0, 32 // W)[None, :, None] * W), 1)
+        OWN: tl.constexpr = 32 // W // T if 32 // W > T else 1  # elements of a thread in a word
+        part = tl.reshape(part, [E // OWN, OWN, G * T])
+        return tl.sum(part << (tl.arange(0, OWN)[None, :, None] * (W * T)), 1)
     else:
         return 0
 
 
 @triton.jit
-def _join_words(a, b, W: tl.constexpr, BITS: tl.constexpr, E: tl.constexpr, M: tl.constexpr):
+def _join_words(a, b, W: tl.constexpr, BITS: tl.constexpr, E: tl.constexpr, G: tl.constexpr, T: tl.constexpr):
     if BITS & W:
-        return _joined(a, b, E * W // 32, M)
+        return _joined(a, b, E * T * W // 32 if 32 // W > T else E, G * T)
     else:
         return 0
 
 
 @triton.jit
 def _store_plane(
-    p_payload, word_WM, coded_M, o_M, N,
-    W: tl.constexpr, BITS: tl.constexpr, B: tl.constexpr, E: tl.constexpr, M: tl.constexpr,
+    p_payload, word_RM, coded_M, i_G, N,
+    W: tl.constexpr, TILING: tl.constexpr, BITS: tl.constexpr, B: tl.constexpr, G: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
     if BITS & W:
-        word_WM = tl.where(coded_M[None, :], word_WM, 0)
-        tl.store(p_payload + _plane(o_M, W, BITS, B, E, M), tl.permute(word_WM, (1, 0)), mask=(o_M < N)[:, None])
+        SHARED: tl.constexpr = 32 // W if 32 // W < T else T  # threads that fill a word
+        word_RM = tl.where(coded_M[None, :], word_RM << ((tl.arange(0, G * T) % SHARED) * W)[None, :], 0)
+        ROWS: tl.constexpr = B * W // 32 * SHARED // T
+        word_RGT = tl.sum(tl.reshape(word_RM, [ROWS, G, T // SHARED, SHARED]), 3)
+        word_WG = tl.reshape(tl.permute(word_RGT, (0, 2, 1)), [B * W // 32, G])
+        if TILING == "full":
+            tl.store(p_payload + _plane(i_G, W, BITS, B, G), word_WG)
+        else:
+            there_G = i_G * G + tl.arange(0, G) < N
+            tl.store(p_payload + _plane(i_G, W, BITS, B, G), word_WG, mask=there_G[None, :])
 
 
 @triton.jit
-def _indices_of(word_WM, W: tl.constexpr, BITS: tl.constexpr, E: tl.constexpr, M: tl.constexpr):
+def _indices_of(word_WG, W: tl.constexpr, BITS: tl.constexpr, E: tl.constexpr, G: tl.constexpr, T: tl.constexpr):
     FIRST: tl.constexpr = BITS // (2 * W) * (2 * W)
-    part = (word_WM[:, None, :] >> (tl.arange(0, 32 // W)[None, :, None] * W)) & (2**W - 1)
-    return tl.reshape(part, [E, M]) << FIRST
+    SHARED: tl.constexpr = 32 // W if 32 // W < T else T
+    OWN: tl.constexpr = 32 // W // T if 32 // W > T else 1
+    word_RGT = tl.permute(tl.reshape(word_WG, [E // OWN, T // SHARED, G]), (0, 2, 1))
+    word_RGTS = tl.broadcast_to(word_RGT[:, :, :, None], [E // OWN, G, T // SHARED, SHARED])
+    word_RM = tl.reshape(word_RGTS, [E // OWN, G * T]) >> ((tl.arange(0, G * T) % SHARED) * W)[None, :]
+    part = (word_RM[:, None, :] >> (tl.arange(0, OWN)[None, :, None] * (W * T))) & (2**W - 1)
+    return tl.reshape(part, [E, G * T]) << FIRST
 
 
 @triton.jit
 def _code(
     z_EM, coefficient_M, thresholds, reach, cells, levels,
-    BITS: tl.constexpr, C: tl.constexpr, PACK: tl.constexpr, E: tl.constexpr, M: tl.constexpr,
+    BITS: tl.constexpr, C: tl.constexpr, PACK: tl.constexpr, E: tl.constexpr, G: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
     """<z, q>, <q, q> and words of the planes, q the levels of v = coefficient z; without PACK <z, v-q>, |v-q|^2.
 
     In parts, for want of registers.
     """
+    M: tl.constexpr = G * T
     if E > _PART:
         a, b = _halves(z_EM, E, M)
         dot_M, square_M, p0, p1, p2, p3 = _code(
-            a, coefficient_M, thresholds, reach, cells, levels, BITS, C, PACK, E // 2, M
+            a, coefficient_M, thresholds, reach, cells, levels, BITS, C, PACK, E // 2, G, T
         )
         dot_2_M, square_2_M, r0, r1, r2, r3 = _code(
-            b, coefficient_M, thresholds, reach, cells, levels, BITS, C, PACK, E // 2, M
+            b, coefficient_M, thresholds, reach, cells, levels, BITS, C, PACK, E // 2, G, T
         )
         if PACK:
-            p0 = _join_words(p0, r0, 8, BITS, E, M)
-            p1 = _join_words(p1, r1, 4, BITS, E, M)
-            p2 = _join_words(p2, r2, 2, BITS, E, M)
-            p3 = _join_words(p3, r3, 1, BITS, E, M)
+            p0 = _join_words(p0, r0, 8, BITS, E, G, T)
+            p1 = _join_words(p1, r1, 4, BITS, E, G, T)
+            p2 = _join_words(p2, r2, 2, BITS, E, G, T)
+            p3 = _join_words(p3, r3, 1, BITS, E, G, T)
         return dot_M + dot_2_M, square_M + square_2_M, p0, p1, p2, p3
     else:
         index_EM = _bucket(z_EM, coefficient_M, thresholds, reach, cells, BITS, C, E, M)
         q_EM = _lookup(levels, index_EM, 2**BITS, E, M)
         p0, p1, p2, p3 = 0, 0, 0, 0
         if PACK:
-            p0 = _words_of(index_EM, 8, BITS, E, M)
-            p1 = _words_of(index_EM, 4, BITS, E, M)
-            p2 = _words_of(index_EM, 2, BITS, E, M)
-            p3 = _words_of(index_EM, 1, BITS, E, M)
+            p0 = _words_of(index_EM, 8, BITS, E, G, T)
+            p1 = _words_of(index_EM, 4, BITS, E, G, T)
+            p2 = _words_of(index_EM, 2, BITS, E, G, T)
+            p3 = _words_of(index_EM, 1, BITS, E, G, T)
             return tl.sum(z_EM * q_EM, 0), tl.sum(q_EM * q_EM, 0), p0, p1, p2, p3
         else:
             r_EM = tl.fma(z_EM, coefficient_M[None, :], -q_EM)
@@ -305,9 +359,10 @@ def _code(
 
 @triton.jit
 def _cells_kernel(p_thresholds, p_cells, L: tl.constexpr, C: tl.constexpr):
-    """int32 [C, 2]: bits of the threshold inside each cell (+inf for none), and the number of those below the cell.
+    """Of each cell the bits of the threshold inside it (+inf for none), and the number of thresholds below the cell.
 
-    A program makes 32 of them.
+    int32 [C, 2]; where a warp holds the table, int32 [C], whose last bits are the number: the nearest such threshold,
+    at most 2**(bits - 1) units of the last place off, and 2**97 for none. A program makes 32 of them.
     """
     o_L, o_C = tl.arange(0, L), tl.program_id(0) * 32 + tl.arange(0, 32)
     t_L = tl.load(p_thresholds + o_L, mask=o_L < L - 1, other=0.0)
@@ -317,8 +372,15 @@ def _cells_kernel(p_thresholds, p_cells, L: tl.constexpr, C: tl.constexpr):
     t_C = tl.min(tl.where(inside_CL, t_L[None, :], float("inf")), 1)
     t_C = tl.where(t_C == 0.0, 0.0, t_C)  # no -0.0: the sign of t - u is the comparison
     below_C = tl.sum(((cell_L[None, :] < o_C[:, None]) & real_L[None, :]).to(tl.int32), 1)
-    tl.store(p_cells + 2 * o_C, t_C.to(tl.int32, bitcast=True))
-    tl.store(p_cells + 2 * o_C + 1, below_C)
+    if C <= _SHUFFLED:
+        bits_C = tl.where(t_C < 2.0**97, t_C, 2.0**97).to(tl.int32, bitcast=True)
+        off_C = (bits_C & (L - 1)) - below_C
+        step_C = tl.where(off_C > L // 2, L, tl.where(off_C < -L // 2, -L, 0))
+        step_C = tl.where((bits_C & ~(L - 1)) == 0, tl.maximum(step_C, 0), step_C)
+        tl.store(p_cells + o_C, ((bits_C & ~(L - 1)) + step_C) | below_C)
+    else:
+        tl.store(p_cells + 2 * o_C, t_C.to(tl.int32, bitcast=True))
+        tl.store(p_cells + 2 * o_C + 1, below_C)
 
 
 @triton.jit(do_not_specialize=["seed"])
@@ -336,28 +398,45 @@ def _signs_kernel(p_step, p_signs, seed, SIZE: tl.constexpr, B: tl.constexpr, ST
 
 
 @triton.jit
+def _rotated(x_GB, p_signs, ROUNDS: tl.constexpr, E: tl.constexpr, G: tl.constexpr, T: tl.constexpr):
+    """(x, which has its first signs, rotated, but for its norm [E, M]; its squared norm over each block [M])."""
+    z_EM = _high(_gathered(_low(x_GB, G, E * T, T), E, G, T), E, G * T)
+    for r in tl.static_range(1, ROUNDS):
+        z_EM = _high(_across(_signed(z_EM, p_signs + r * E * T, E, G, T), E, G, T), E, G * T)
+    return z_EM, _over_block(_sum(z_EM * z_EM, E, G * T), G, T)
+
+
+@triton.jit
+def _out_of_range(norm2_M):
+    """Whether the squares of any block have left the range of fp32, or may have lost digits at its lower end."""
+    return tl.max(((norm2_M > 1e-20) & (norm2_M < 1e37)).to(tl.int32) ^ 1, 0) > 0
+
+
+@triton.jit
+def _in_range(x_GB, G: tl.constexpr, T: tl.constexpr):
+    """(x times a power of two per block [G, B], its inverse [M]).
+
+    It keeps squares of 1e38 and 1e-38 in range, and comes from the exponent of the sum of magnitudes, which lands in
+    [1/2, 1); above it for subnormals, below it where the sum overflows.
+    """
+    size_G = tl.sum(tl.abs(x_GB), 1).to(tl.int32, bitcast=True)
+    exponent_G = tl.maximum(253 - (size_G >> 23), 1)
+    inverse_G = ((254 - exponent_G) << 23).to(tl.float32, bitcast=True)
+    inverse_M = tl.reshape(tl.broadcast_to(inverse_G[:, None], [G, T]), [G * T])
+    return x_GB * (exponent_G << 23).to(tl.float32, bitcast=True)[:, None], inverse_M
+
+
+@triton.jit
 def _encode_tile(
-    a, b, o_M, N, p_payload, p_scale, p_signs, p_levels, p_thresholds, p_cells, p_search, factor,
-    B: tl.constexpr, BITS: tl.constexpr, ROUNDS: tl.constexpr, SCALE: tl.constexpr, K: tl.constexpr, C: tl.constexpr,
-    E: tl.constexpr, M: tl.constexpr,
+    z_EM, norm2_M, inverse_M, i_G, N, p_payload, p_scale, p_levels, p_thresholds, p_cells, p_search, factor,
+    TILING: tl.constexpr, B: tl.constexpr, BITS: tl.constexpr, ROUNDS: tl.constexpr, SCALE: tl.constexpr,
+    K: tl.constexpr, C: tl.constexpr, E: tl.constexpr, M: tl.constexpr,
 ):  # fmt: skip
-    """Encode a tile given as the ``_halves`` of its elements in fp32; o_M: each thread's block, N: blocks there are."""
+    """Encode a tile of what ``_rotated`` gives; i_G: number of the program, N: blocks there are."""
     T: tl.constexpr = B // E
     G: tl.constexpr = M // T
     L: tl.constexpr = 2**BITS
-    # A power of two per block keeps squares of 1e38 and 1e-38 in range. It comes from the exponent of the sum of
-    # magnitudes, which lands in [1/2, 1); above it for subnormals, below it where the sum overflows.
-    size_M = _over_block(_tree(tl.abs(a) + tl.abs(b), E // 2, M), G, T).to(tl.int32, bitcast=True)
-    exponent_M = tl.maximum(253 - (size_M >> 23), 1)
-    power_M = (exponent_M << 23).to(tl.float32, bitcast=True)
-    inverse_M = ((254 - exponent_M) << 23).to(tl.float32, bitcast=True)
-    z_EM = _joined(a * power_M[None, :], b * power_M[None, :], E, M)
-    for r in tl.static_range(ROUNDS):
-        z_EM = _hadamard(_signed(z_EM, p_signs + r * B, T > 1 and r % 2 == 1, E, G, T), E, G, T)
-    if T > 1 and ROUNDS % 2 == 1:
-        z_EM = _swap(z_EM, E, G, T)
-
-    norm2_M = _over_block(_sum(z_EM * z_EM, E, M), G, T)
+    o_M = i_G * G + tl.arange(0, M) // T
     unit_M = tl.where(norm2_M > 0, tl.rsqrt(norm2_M * (1.0 / B)), 1.0)
     cells = _entries(p_cells, C)
     levels = _entries(p_levels, L)
@@ -383,7 +462,7 @@ def _encode_tile(
         for k in range(K):
             trial_M = unit_M * tl.load(p_search + k)
             product_M, loss_M, _0, _1, _2, _3 = _code(
-                z_EM, trial_M, p_thresholds, reach, cells, levels, BITS, C, False, E, M
+                z_EM, trial_M, p_thresholds, reach, cells, levels, BITS, C, False, E, G, T
             )
             product_M, loss_M = trial_M * _over_block(product_M, G, T), _over_block(loss_M, G, T)
             energy_M = trial_M * trial_M * norm2_M
@@ -393,7 +472,7 @@ def _encode_tile(
             coefficient_M = tl.where(sine_M < least_M, trial_M, coefficient_M)  # the first wins ties
             least_M = tl.where(sine_M < least_M, sine_M, least_M)
     dot_M, square_M, p0, p1, p2, p3 = _code(
-        z_EM, coefficient_M, p_thresholds, reach, cells, levels, BITS, C, True, E, M
+        z_EM, coefficient_M, p_thresholds, reach, cells, levels, BITS, C, True, E, G, T
     )
     dot_M, square_M = _over_block(dot_M, G, T), _over_block(square_M, G, T)
 
@@ -408,11 +487,22 @@ def _encode_tile(
     s_M = s_M * (B ** (-0.5 * ROUNDS)) * factor * inverse_M  # the butterflies were not normalised
     s_M = _rounded(tl.where(norm2_M == 0.0, 0.0, s_M), p_scale.dtype.element_ty)
     coded_M = (norm2_M > 0) & (tl.abs(_float(s_M)) < float("inf"))
-    tl.store(p_scale + o_M, s_M, mask=(o_M < N) & (tl.arange(0, M) % T == 0))
-    _store_plane(p_payload, p0, coded_M, o_M, N, 8, BITS, B, E, M)
-    _store_plane(p_payload, p1, coded_M, o_M, N, 4, BITS, B, E, M)
-    _store_plane(p_payload, p2, coded_M, o_M, N, 2, BITS, B, E, M)
-    _store_plane(p_payload, p3, coded_M, o_M, N, 1, BITS, B, E, M)
+    once_M = tl.arange(0, M) % T == 0
+    tl.store(p_scale + o_M, s_M, mask=once_M if TILING == "full" else once_M & (o_M < N))
+    _store_plane(p_payload, p0, coded_M, i_G, N, 8, TILING, BITS, B, G, T)
+    _store_plane(p_payload, p1, coded_M, i_G, N, 4, TILING, BITS, B, G, T)
+    _store_plane(p_payload, p2, coded_M, i_G, N, 2, TILING, BITS, B, G, T)
+    _store_plane(p_payload, p3, coded_M, i_G, N, 1, TILING, BITS, B, G, T)
+
+
+@triton.jit
+def _loaded(p_x, o_GB, m_GB, TILING: tl.constexpr):
+    """The numbers at ``o_GB`` in fp32, zero where ``m_GB`` says that there are none."""
+    if TILING == "full":
+        x_GB = tl.load(p_x + o_GB)
+    else:
+        x_GB = tl.load(p_x + o_GB, mask=m_GB, other=0.0)
+    return _float(x_GB)
 
 
 @triton.jit(do_not_specialize=["N", "P", "first_program"])
@@ -424,48 +514,52 @@ def _encode_kernel(
     T: tl.constexpr = B // E
     G: tl.constexpr = M // T
     i_G = tl.program_id(0) + first_program
-    first, o_ME, m_ME = _tile(n, D, N, P, i_G, TILING, B, E, M)
-    if TILING == "full":
-        x_ME = tl.load(p_x + first + o_ME)
-    else:
-        x_ME = tl.load(p_x + first + o_ME, mask=m_ME, other=0.0)
-    a, b = _halves(tl.permute(x_ME, (1, 0)), E, M)  # from here on [E, M] in registers
-    a, b = _float(a), _float(b)
-    o_M = i_G * G + tl.arange(0, M) // T
+    first, o_GB, m_GB = _tile(n, D, N, P, i_G, TILING, B, G)
+    o_1B = tl.arange(0, B)[None, :]
+    x_GB = _loaded(p_x + first, o_GB, m_GB, TILING) * tl.load(p_signs + o_1B)
+    z_EM, norm2_M = _rotated(x_GB, p_signs, ROUNDS, E, G, T)
+    inverse_M = tl.full([M], 1.0, tl.float32)
+    if _out_of_range(norm2_M):  # few programs: they read and rotate once more
+        x_GB, inverse_M = _in_range(_loaded(p_x + first, o_GB, m_GB, TILING), G, T)
+        z_EM, norm2_M = _rotated(x_GB * tl.load(p_signs + o_1B), p_signs, ROUNDS, E, G, T)
     _encode_tile(
-        a, b, o_M, N, p_payload, p_scale, p_signs, p_levels, p_thresholds, p_cells, p_search, factor, B, BITS, ROUNDS,
-        SCALE, K, C, E, M,
+        z_EM, norm2_M, inverse_M, i_G, N, p_payload, p_scale, p_levels, p_thresholds, p_cells, p_search, factor,
+        TILING, B, BITS, ROUNDS, SCALE, K, C, E, M,
     )  # fmt: skip
 
 
 @triton.jit
 def _decode_tile(
-    o_M, N, p_payload, p_scale, p_signs, p_levels, B: tl.constexpr, BITS: tl.constexpr, ROUNDS: tl.constexpr,
-    E: tl.constexpr, M: tl.constexpr,
+    i_G, N, p_payload, p_scale, p_signs, p_levels, TILING: tl.constexpr, B: tl.constexpr, BITS: tl.constexpr,
+    ROUNDS: tl.constexpr, E: tl.constexpr, M: tl.constexpr,
 ):  # fmt: skip
-    """(numbers [E, M] of the blocks o_M in fp32, their scales [M])."""
+    """(numbers of a program's blocks [G, B] in fp32, but for their first signs and scales; these scales [G])."""
     T: tl.constexpr = B // E
     G: tl.constexpr = M // T
     L: tl.constexpr = 2**BITS
-    s_M = _float(tl.load(p_scale + o_M, mask=o_M < N, other=0.0))
+    o_G = i_G * G + tl.arange(0, G)
+    if TILING == "full":
+        s_G = _float(tl.load(p_scale + o_G))
+    else:
+        s_G = _float(tl.load(p_scale + o_G, mask=o_G < N, other=0.0))
     index_EM = tl.zeros([E, M], tl.int32)
     for j in tl.static_range(4):
         if BITS & (8 >> j):
-            word_MW = tl.load(p_payload + _plane(o_M, 8 >> j, BITS, B, E, M), mask=(o_M < N)[:, None], other=0)
-            index_EM = index_EM | _indices_of(tl.permute(word_MW, (1, 0)), 8 >> j, BITS, E, M)
+            p_words = p_payload + _plane(i_G, 8 >> j, BITS, B, G)
+            if TILING == "full":
+                word_WG = tl.load(p_words)
+            else:
+                word_WG = tl.load(p_words, mask=(o_G < N)[None, :], other=0)
+            index_EM = index_EM | _indices_of(word_WG, 8 >> j, BITS, E, G, T)
 
-    levels = _entries(p_levels, L)
+    levels = _entries(p_levels, L)  # 1/sqrt(B) a round here, as times the scale it could leave the range of fp32
     if L <= _SHUFFLED:
         y_EM = _lookup(levels * (B ** (-0.5 * ROUNDS)), index_EM, L, E, M)
     else:
         y_EM = _lookup(levels, index_EM, L, E, M) * (B ** (-0.5 * ROUNDS))
-    if T > 1 and ROUNDS % 2 == 1:
-        y_EM = _swap(y_EM, E, G, T)
-    for i in tl.static_range(ROUNDS):
-        y_EM = _hadamard(y_EM, E, G, T)
-        y_EM = _signed(y_EM, p_signs + (ROUNDS - 1 - i) * B, T > 1 and (ROUNDS - 1 - i) % 2 == 1, E, G, T)
-    # 1/sqrt(B) a round here, as times the scale it could leave the range of fp32
-    return y_EM * s_M[None, :], s_M
+    for i in tl.static_range(ROUNDS - 1):
+        y_EM = _signed(_across(_high(y_EM, E, M), E, G, T), p_signs + (ROUNDS - 1 - i) * B, E, G, T)
+    return _low(_scattered(_high(y_EM, E, M), E, G, T), G, B, T), s_G
 
 
 @triton.jit(do_not_specialize=["N", "P", "first_program"])
@@ -478,23 +572,23 @@ def _decode_kernel(
     G: tl.constexpr = M // T
     L: tl.constexpr = 2**BITS
     i_G = tl.program_id(0) + first_program
-    o_M = i_G * G + tl.arange(0, M) // T
-    y_EM, s_M = _decode_tile(o_M, N, p_payload, p_scale, p_signs, p_levels, B, BITS, ROUNDS, E, M)
+    y_GB, s_G = _decode_tile(i_G, N, p_payload, p_scale, p_signs, p_levels, TILING, B, BITS, ROUNDS, E, M)
+    y_GB = y_GB * tl.load(p_signs + tl.arange(0, B))[None, :] * s_G[:, None]
     # |y| <= scale sqrt(B) (largest level): few programs have anything to clamp. A NaN stays NaN.
-    bound_M = tl.abs(s_M) * (1.001 * B**0.5) * tl.load(p_levels + L - 1)
-    if tl.max((bound_M >= largest).to(tl.int32), 0) > 0:
-        y_EM = tl.clamp(y_EM, -largest, largest, propagate_nan=tl.PropagateNan.ALL)
-    y_ME = tl.permute(y_EM.to(p_out.dtype.element_ty), (1, 0))
+    bound_G = tl.abs(s_G) * (1.001 * B**0.5) * tl.load(p_levels + L - 1)
+    if tl.max((bound_G >= largest).to(tl.int32), 0) > 0:
+        y_GB = tl.clamp(y_GB, -largest, largest, propagate_nan=tl.PropagateNan.ALL)
+    y_GB = y_GB.to(p_out.dtype.element_ty)
 
-    first, o_ME, m_ME = _tile(n, D, N, P, i_G, TILING, B, E, M)
+    first, o_GB, m_GB = _tile(n, D, N, P, i_G, TILING, B, G)
     if TILING == "full":
         if ACCUMULATE:
-            y_ME += tl.load(p_out + first + o_ME)
-        tl.store(p_out + first + o_ME, y_ME)
+            y_GB += tl.load(p_out + first + o_GB)
+        tl.store(p_out + first + o_GB, y_GB)
     else:
         if ACCUMULATE:
-            y_ME += tl.load(p_out + first + o_ME, mask=m_ME)
-        tl.store(p_out + first + o_ME, y_ME, mask=m_ME)
+            y_GB += tl.load(p_out + first + o_GB, mask=m_GB)
+        tl.store(p_out + first + o_GB, y_GB, mask=m_GB)
 
 
 # --- host functions -------------------------------------------------------------------------------------------
@@ -508,10 +602,11 @@ def _cell_count(bits: int) -> int:
 
 
 def _cells(thresholds: Tensor, bits: int) -> Tensor:
-    """int64 [C], see ``_cells_kernel``; kept as long as ``thresholds`` lives."""
+    """int32 or int64 [C], see ``_cells_kernel``; kept as long as ``thresholds`` lives."""
     found = _cells_of.get(thresholds)
     if found is None:
-        found = torch.empty(_cell_count(bits), dtype=torch.int64, device=thresholds.device)
+        dtype = torch.int32 if _cell_count(bits) <= _SHUFFLED.value else torch.int64
+        found = torch.empty(_cell_count(bits), dtype=dtype, device=thresholds.device)
         if bits > 1:
             count = _cell_count(bits)
             with torch.cuda.device_of(thresholds):
@@ -536,16 +631,16 @@ def _check(x_RD: Tensor, payload_NW: Tensor) -> None:
             raise RuntimeError(f"the Triton kernels work on CUDA tensors, got one on {tensor.device}")
 
 
-def _launch(block: int, bits: int, search: int) -> dict[str, int]:
+def _launch(block: int, bits: int, search: int, rounds: int, dtype: torch.dtype) -> dict[str, int]:
     """E, M and launch options; search: K of an encoder, 0 for a decoder."""
     if search == 0:
-        row = "decode" if block <= 128 else "decode, block > 128"
+        row = "decode" if rounds == 1 else "decode, rounds > 1"
+    elif search > 1:
+        row = "encode, search in integers" if bits <= _INTEGER_BITS.value else "encode, search"
     elif bits > 5:
         row = "encode, bits > 5"
-    elif search > 1 and bits <= _INTEGER_BITS.value and block <= 128:
-        row = "encode, search in integers, block <= 128"
     else:
-        row = "encode" if search == 1 and block == 128 else "encode, search or block != 128"
+        row = "encode" if rounds == 1 and dtype == torch.float32 else "encode, bf16 or rounds > 1"
     launch = dict(M=32 * NUM_WARPS, num_warps=NUM_WARPS) | LAUNCH[row]
     return launch | dict(E=min(block, launch["E"]))
 
@@ -620,7 +715,7 @@ def encode(
     tables = (signs_RB, levels_L, thresholds, _cells(thresholds, bits), _search_table(search, str(x_RD.device)))
     (rounds, block), trials = signs_RB.shape, len(search[0])
     constants = dict(B=block, BITS=bits, ROUNDS=rounds, SCALE=scale, K=trials, C=_cell_count(bits))
-    launch = _launch(block, bits, trials)
+    launch = _launch(block, bits, trials, rounds, x_RD.dtype)
     _run(_encode_kernel, (x_RD, words, scale_N, *tables), float(factor), x_RD, launch, **constants)
     if words.data_ptr() != payload_NW.data_ptr():
         payload_NW.view(-1).copy_(words.view(torch.uint8))
@@ -648,7 +743,8 @@ def decode(
     tensors = (_words(payload_NW), scale_N, out_RD, signs_RB, levels_L)
     rounds, block = signs_RB.shape
     constants = dict(B=block, BITS=bits, ROUNDS=rounds, ACCUMULATE=accumulate)
-    _run(_decode_kernel, tensors, _LARGEST[out_RD.dtype], out_RD, _launch(block, bits, 0), **constants)
+    launch = _launch(block, bits, 0, rounds, out_RD.dtype)
+    _run(_decode_kernel, tensors, _LARGEST[out_RD.dtype], out_RD, launch, **constants)
 
 
 # --- without a GPU --------------------------------------------------------------------------------------------
@@ -677,11 +773,12 @@ def compiled(
     from triton.compiler import ASTSource
 
     encoder = kind == "encode"
-    options = launch or _launch(block, bits, search if encoder else 0)
+    options = launch or _launch(block, bits, search if encoder else 0, rounds, dtype)
     constants = dict(TILING=tiling, B=block, BITS=bits, ROUNDS=rounds, E=options["E"], M=options["M"])
     constants |= dict(SCALE=scale, K=search, C=_cell_count(bits)) if encoder else dict(ACCUMULATE=accumulate)
     kernel = _encode_kernel if encoder else _decode_kernel
-    types = dict(p_payload="i32", p_scale=_DTYPES[scale_dtype], p_x=_DTYPES[dtype], p_out=_DTYPES[dtype], p_cells="i64")
+    types = dict(p_payload="i32", p_scale=_DTYPES[scale_dtype], p_x=_DTYPES[dtype], p_out=_DTYPES[dtype])
+    types["p_cells"] = "i32" if _cell_count(bits) <= _SHUFFLED.value else "i64"
     signature = {}
     for name in kernel.arg_names:
         if name in constants:

@@ -509,8 +509,9 @@ def _loaded(p_x, o_GB, m_GB, TILING: tl.constexpr):
 def _encode_kernel(
     p_x, p_payload, p_scale, p_signs, p_levels, p_thresholds, p_cells, p_search, n, D, N, P, first_program, factor,
     TILING: tl.constexpr, B: tl.constexpr, BITS: tl.constexpr, ROUNDS: tl.constexpr, SCALE: tl.constexpr,
-    K: tl.constexpr, C: tl.constexpr, E: tl.constexpr, M: tl.constexpr,
+    K: tl.constexpr, C: tl.constexpr, E: tl.constexpr, M: tl.constexpr, RARE: tl.constexpr = True,
 ):  # fmt: skip
+    """RARE: with what few programs run; without it, for counting what most of them do."""
     T: tl.constexpr = B // E
     G: tl.constexpr = M // T
     i_G = tl.program_id(0) + first_program
@@ -519,7 +520,7 @@ def _encode_kernel(
     x_GB = _loaded(p_x + first, o_GB, m_GB, TILING) * tl.load(p_signs + o_1B)
     z_EM, norm2_M = _rotated(x_GB, p_signs, ROUNDS, E, G, T)
     inverse_M = tl.full([M], 1.0, tl.float32)
-    if _out_of_range(norm2_M):  # few programs: they read and rotate once more
+    if RARE and _out_of_range(norm2_M):  # they read and rotate once more
         x_GB, inverse_M = _in_range(_loaded(p_x + first, o_GB, m_GB, TILING), G, T)
         z_EM, norm2_M = _rotated(x_GB * tl.load(p_signs + o_1B), p_signs, ROUNDS, E, G, T)
     _encode_tile(
@@ -566,8 +567,9 @@ def _decode_tile(
 def _decode_kernel(
     p_payload, p_scale, p_out, p_signs, p_levels, n, D, N, P, first_program, largest,
     TILING: tl.constexpr, B: tl.constexpr, BITS: tl.constexpr, ROUNDS: tl.constexpr, ACCUMULATE: tl.constexpr,
-    E: tl.constexpr, M: tl.constexpr,
+    E: tl.constexpr, M: tl.constexpr, RARE: tl.constexpr = True,
 ):  # fmt: skip
+    """RARE: see ``_encode_kernel``."""
     T: tl.constexpr = B // E
     G: tl.constexpr = M // T
     L: tl.constexpr = 2**BITS
@@ -576,7 +578,7 @@ def _decode_kernel(
     y_GB = y_GB * tl.load(p_signs + tl.arange(0, B))[None, :] * s_G[:, None]
     # |y| <= scale sqrt(B) (largest level): few programs have anything to clamp. A NaN stays NaN.
     bound_G = tl.abs(s_G) * (1.001 * B**0.5) * tl.load(p_levels + L - 1)
-    if tl.max((bound_G >= largest).to(tl.int32), 0) > 0:
+    if RARE and tl.max((bound_G >= largest).to(tl.int32), 0) > 0:
         y_GB = tl.clamp(y_GB, -largest, largest, propagate_nan=tl.PropagateNan.ALL)
     y_GB = y_GB.to(p_out.dtype.element_ty)
 
@@ -764,17 +766,19 @@ def compiled(
     accumulate: bool = False,
     tiling: str = "full",
     launch: dict[str, int] | None = None,
+    rare: bool = True,
 ) -> tuple[Any, int]:
     """The "encode" or "decode" kernel compiled by Triton for compute capability ``target`` (80, 90), and its E.
 
-    Needs no GPU. launch: E, M and launch options instead of the pinned ones. Not under TRITON_INTERPRET.
+    Needs no GPU. launch: E, M and launch options instead of the pinned ones. rare: with the branches that programs with
+    numbers of usual sizes leave out. Not under TRITON_INTERPRET.
     """
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     encoder = kind == "encode"
     options = launch or _launch(block, bits, search if encoder else 0, rounds, dtype)
-    constants = dict(TILING=tiling, B=block, BITS=bits, ROUNDS=rounds, E=options["E"], M=options["M"])
+    constants = dict(TILING=tiling, B=block, BITS=bits, ROUNDS=rounds, E=options["E"], M=options["M"], RARE=rare)
     constants |= dict(SCALE=scale, K=search, C=_cell_count(bits)) if encoder else dict(ACCUMULATE=accumulate)
     kernel = _encode_kernel if encoder else _decode_kernel
     types = dict(p_payload="i32", p_scale=_DTYPES[scale_dtype], p_x=_DTYPES[dtype], p_out=_DTYPES[dtype])

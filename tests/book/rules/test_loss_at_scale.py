@@ -6,29 +6,29 @@ from tq.book.claims.rules import loss_at_scale as rules
 
 ON_GPU: dict[str, s.Values] = {
     rules.CHAPTER: {
-        "gpt2-124m/published": 0.004,
-        "gpt2-124m/published/largest-gap": 0.006,
-        "gpt2-124m/published/at-a-third": 0.03,
-        "gpt2-355m/at-a-third": 0.001,
-        "gpt2-355m/gap": 0.001,
+        "124m/published/end": 0.004,
+        "124m/published/largest-gap": 0.006,
+        "124m/published/500": 0.03,
+        "355m/4-bits/500": 0.001,
+        "355m/4-bits/end": 0.001,
     },
 }
 TURNS: list[s.Turn] = [
     ("T-007", {}, P),
-    ("T-007", {"gpt2-124m/published": -0.001}, F),
-    ("T-007", {"gpt2-124m/published": 0.03}, N),
+    ("T-007", {"124m/published/end": -0.001}, F),
+    ("T-007", {"124m/published/end": 0.03}, N),
     ("T-006", {}, P),
-    ("T-006", {"gpt2-124m/published/at-a-third": 0.0194}, F),
-    ("T-006", {"gpt2-124m/published/at-a-third": 0.2}, N),
+    ("T-006", {"124m/published/500": 0.0194}, F),
+    ("T-006", {"124m/published/500": 0.2}, N),
     ("T-008", {}, P),
-    ("T-008", {"gpt2-124m/published/at-a-third": 0.001}, F),
-    ("T-008", {"gpt2-355m/at-a-third": 0.004}, N),
+    ("T-008", {"124m/published/500": 0.001}, F),
+    ("T-008", {"355m/4-bits/500": 0.004}, N),
     ("T-010", {}, P),
-    ("T-010", {"gpt2-124m/published/largest-gap": 0.002}, F),
-    ("T-010", {"gpt2-124m/published/largest-gap": 0.05}, N),
+    ("T-010", {"124m/published/largest-gap": 0.002}, F),
+    ("T-010", {"124m/published/largest-gap": 0.05}, N),
     ("S0-003", {}, P),
-    ("S0-003", {"gpt2-124m/published": 0.001}, F),
-    ("S0-003", {"gpt2-355m/gap": 0.01}, N),
+    ("S0-003", {"124m/published/end": 0.001}, F),
+    ("S0-003", {"355m/4-bits/end": 0.01}, N),
 ]  # fmt: skip
 
 test_each_rule_follows_the_results, test_every_rule_is_turned_and_waits_for_its_results = s.result_tests(

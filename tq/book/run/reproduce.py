@@ -30,8 +30,8 @@ from tq.book.run.stamps import Busy, lock, now
 OK, FAILED, REFUSED, INTERRUPTED = 0, 1, 2, 130
 # What a GPU tells more about than a CPU, the most wanted first: one may be lent for minutes only.
 ON_A_GPU = (
-    "kernels", "loss-at-scale", "activation-memory", "optimizer-state", "offload-and-single-gpu", "training-tensors",
-    "distortion", "compressed-adamw",
+    "on-a-gpu", "loss-at-scale", "kernels", "activation-memory", "optimizer-state", "offload-and-single-gpu",
+    "training-tensors", "distortion", "compressed-adamw",
 )  # fmt: skip
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
 

@@ -25,7 +25,7 @@ def _published(key: str, where: str, change: str) -> Rule:
 def run_at_355m(claim: Claim, results: Results) -> Finding:
     """The published rule stays below .003 nats; in part if this book's default alone does, at 355 million
     parameters."""
-    published, ours = results.on_gpu(CHAPTER, "gpt2-124m/published"), results.on_gpu(CHAPTER, "gpt2-355m/gap")
+    published, ours = results.on_gpu(CHAPTER, "124m/published/end"), results.on_gpu(CHAPTER, "355m/4-bits/end")
     most = ledger.claim("S0-063").bounds()[1]  # the gap that the whitepaper calls validated
     checks = (
         compare("nats of the published rule, at 124M", published, most=most),
@@ -40,8 +40,8 @@ def run_at_355m(claim: Claim, results: Results) -> Finding:
 
 def mixed_precision_after_500(claim: Claim, results: Results) -> Finding:
     """In bf16 the published rule is as near at a third of the run; in part this book's default, at 355M."""
-    ours = results.on_gpu(CHAPTER, "gpt2-355m/at-a-third")
-    published, most = results.on_gpu(CHAPTER, "gpt2-124m/published/at-a-third"), claim.bounds()[1]
+    ours = results.on_gpu(CHAPTER, "355m/4-bits/500")
+    published, most = results.on_gpu(CHAPTER, "124m/published/500"), claim.bounds()[1]
     checks = (
         compare("nats of the published rule, at 124M", published, most=most),
         in_part(compare("nats of ours, at 355M", ours, most=most)),
@@ -56,7 +56,7 @@ def mixed_precision_after_500(claim: Claim, results: Results) -> Finding:
 
 def gap_after_500(claim: Claim, results: Results) -> Finding:
     """The published rule at a third of the run is as near as they say; in part if it has not failed."""
-    gap = results.on_gpu(CHAPTER, "gpt2-124m/published/at-a-third")
+    gap = results.on_gpu(CHAPTER, "124m/published/500")
     checks = (
         compare("nats from fp32", gap, most=claim.bounds()[1]),
         in_part(compare("the same", gap, most=FAILS)),
@@ -68,7 +68,7 @@ def gap_after_500(claim: Claim, results: Results) -> Finding:
 RULES: dict[str, Rule] = {
     "S0-003": run_at_355m,
     "T-006": gap_after_500,
-    "T-007": _published("gpt2-124m/published", "after 1,500 steps", "More pairs at 124M over 1,500 steps."),
+    "T-007": _published("124m/published/end", "after 1,500 steps", "More pairs at 124M over 1,500 steps."),
     "T-008": mixed_precision_after_500,
-    "T-010": _published("gpt2-124m/published/largest-gap", "at its worst", "A run of theirs with its curve."),
+    "T-010": _published("124m/published/largest-gap", "at its worst", "A run of theirs with its curve."),
 }

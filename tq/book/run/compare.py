@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tq.book import paths
-from tq.book.record.dependencies import changed
+from tq.book.record.dependencies import changed, source_hash
 from tq.book.record.results import load
 from tq.book.run import archive, clean, stamps
 
@@ -222,7 +222,7 @@ def promote(
     for view in chosen:
         where = f"{view[0]} ({view[1]}, {view[2]})"
         executed = stamps.folder(*view[1:]) / f"{view[0]}.ipynb"
-        why = stamps.why_run(*view)
+        why = _why_refused(*view)
         if why is not None and not force:
             raise ValueError(f"{where}: its last run is not of today's sources ({why}); reproduce it first")
         stamps.publish(*view)  # results and notebook of one run, whatever was written in between
@@ -241,6 +241,17 @@ def promote(
     for chapter, text in notebooks.items():
         paths.write_text(paths.notebook(chapter), text)
     return rows
+
+
+def _why_refused(chapter: str, device: str, profile: str) -> str | None:
+    """Why the last finished run is none of today's; of one brought from a GPU that is not here, only its sources count."""
+    import torch
+
+    last = stamps.stamp(chapter, device, profile)
+    if device == "cpu" or torch.cuda.is_available() or last is None:
+        return stamps.why_run(chapter, device, profile)
+    same = last["source_hash"] == source_hash(paths.notebook(chapter), device)
+    return None if same else "changed: its sources"
 
 
 def _commit(view: tuple[str, str, str]) -> None:

@@ -45,6 +45,7 @@ MODELLED = (
     "energy", "competitive-positioning", "industry-impact",
 )  # fmt: skip
 STALE = "stale: the sources have changed since"
+BROKEN_OFF = "broken off: the rest is not measured"
 
 
 class Problem(Exception):

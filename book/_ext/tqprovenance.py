@@ -25,7 +25,7 @@ from typing import Any
 from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
-from tqbook import NOT_MEASURED, STALE, _changed, find_root, is_stale, read, result_roots
+from tqbook import BROKEN_OFF, NOT_MEASURED, STALE, _changed, find_root, is_stale, read, result_roots
 
 FIGURE = re.compile(
     r'<figure class="(?P<kind>tq-figure|tq-table)"(?P<attributes>[^>]*)>(?P<body>.*?)</figure>', re.DOTALL
@@ -236,6 +236,7 @@ class Page:
         else:
             parts = [html.escape(first.device_name), f"profile {profile}", first.date, f"commit {first.commit}"]
             parts += [badge(STALE, "tq-stale")] if first.stale else []
+            parts += [badge(BROKEN_OFF, "tq-stale")] if first.data.get("broken_off") else []
             head = " · ".join(parts)
         rows = []
         for device in DEVICES:
@@ -294,7 +295,8 @@ def on_doctree_read(app: Sphinx, doctree: nodes.document) -> None:
     title = next(iter(doctree.findall(nodes.title)), None)
     if folder == "notebooks" and title is not None:
         if shown is None or shown.split("/")[2] != chapter:
-            shown = f"cpu/full/{chapter}"
+            views = [f"{device}/full/{chapter}" for device in DEVICES]
+            shown = next((view for view in views if page.recording(view) is not None), views[0])
         title.parent.insert(
             title.parent.index(title) + 1, nodes.raw("", page.recordings(chapter, shown), format="html")
         )

@@ -75,8 +75,13 @@ def _promote(given: argparse.Namespace) -> int:
     from tq.book.site import readme
 
     select(given.chapters)
+    if given.broken_off and (len(given.chapters) != 1 or given.device is None or given.profile is None):
+        raise ValueError("--broken-off goes with one CHAPTER, --device and --profile")
     with lock():
-        rows = compare.promote(given.chapters, given.device, given.profile, given.force)
+        if given.broken_off:
+            rows = compare.promote_broken_off(given.chapters[0], given.device, given.profile)
+        else:
+            rows = compare.promote(given.chapters, given.device, given.profile, given.force)
     print(compare.as_table(rows))
     if readme.update():
         print("README.md: measured table rewritten")
@@ -227,6 +232,9 @@ def _runs(commands: Any) -> None:
         "promote", parents=[some, view], help="copy fresh results to data/ and cleaned notebooks to notebooks/"
     )
     promoted.add_argument("--force", action="store_true", help="also what is stale; it stays marked as stale")
+    promoted.add_argument(
+        "--broken-off", action="store_true", help="what a run had recorded when it broke off; it is marked so"
+    )
     promoted.set_defaults(act=_promote)
     timed = commands.add_parser("bench", help="time the codec against a copy, its reference and installed peers")
     timed.add_argument(

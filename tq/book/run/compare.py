@@ -243,6 +243,28 @@ def promote(
     return rows
 
 
+def promote_broken_off(chapter: str, device: str, profile: str) -> list[Row]:
+    """Copies what a run had recorded when it broke off, marked so: a GPU may be lent for minutes, and not again.
+
+    ValueError where there is no such run, where a later one has finished, or where its sources are not today's.
+    """
+    run = stamps.folder(device, profile) / f"{chapter}.partial"
+    found = paths.read_json(paths.place("results", device, profile, f"{chapter}.json", run))
+    if found is None or stamps.stamp(chapter, device, profile) is not None:
+        raise ValueError(f"{chapter} ({device}, {profile}): no run that broke off after it had recorded something")
+    if found["source_hash"] != source_hash(paths.notebook(chapter), device):
+        raise ValueError(f"{chapter} ({device}, {profile}): the run that broke off is not of today's sources")
+    for kind in stamps.KINDS:
+        name = f"{chapter}.json" if kind == "results" else chapter
+        source, target = (paths.place(kind, device, profile, name, base) for base in (run, paths.build()))
+        stamps.replace(source, target)
+    target = paths.place("results", device, profile, f"{chapter}.json", paths.build())
+    paths.write_json(target, found | {"broken_off": True})
+    rows = diff([chapter], device, profile)
+    _commit((chapter, device, profile))
+    return rows
+
+
 def _why_refused(chapter: str, device: str, profile: str) -> str | None:
     """Why the last finished run is none of today's; of one brought from a GPU that is not here, only its sources count."""
     import torch

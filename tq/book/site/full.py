@@ -24,7 +24,7 @@ MISSING = """```{admonition} Not measured yet
 :class: warning
 The full run of this chapter is not recorded: what follows declares it. Its figures and tables appear here when it is.
 ```"""
-DEVICE, PROFILE = "cpu", "full"
+DEVICES, PROFILE = ("cpu", "cuda"), "full"  # of the first that has a recording
 
 Notebook = dict[str, Any]
 
@@ -45,7 +45,8 @@ def recorded(chapter: str, root: Path | None = None) -> dict[tuple[str, str], st
     """Every figure and table of a chapter's full recording as HTML, by kind ("figure", "table") and name, in the order
     in which they were made; nothing where there is none."""
     base = (root or paths.root()) / "data"
-    found = paths.read_json(base / "results" / DEVICE / PROFILE / f"{chapter}.json")
+    every = [paths.read_json(base / "results" / device / PROFILE / f"{chapter}.json") for device in DEVICES]
+    found = next((one for one in every if one is not None), None)
     if found is None:
         return {}
     line = source_line(found["device"], found["profile"], chapter)
@@ -87,7 +88,8 @@ def page(notebook: Notebook, chapter: str, root: Path | None = None) -> Notebook
 
     Arguments:
         notebook: nbformat 4, as `json.loads` gives it.
-        chapter: its name; the recording is `data/results/cpu/full/<chapter>.json` below `root`, by default the book's.
+        chapter: its name; the recording is `data/results/cpu/full/<chapter>.json` below `root`, by default the book's; where
+            there is none, that of a GPU.
     """
     made = copy.deepcopy(notebook)
     cells: list[dict[str, Any]] = made["cells"]

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.book import helpers as h
 from tq.book import paths
 from tq.book.record import figures, results
+from tq.book.record.dependencies import source_hash
 from tq.book.run import compare, stamps
 
 numbers = st.floats(-1e6, 1e6)
@@ -153,6 +154,46 @@ def test_only_a_run_that_reproduce_finished_is_promoted(root: Path, profile: str
     measure(7.0, profile=profile)  # by hand, after the run that was finished
     compare.promote()
     assert results.value("demo", "speed", profile=profile) == 1.0
+
+
+def elsewhere(root: Path, name: str = "demo") -> dict[str, Any]:
+    """The files of a run as they come from a GPU: a recording, below `demo.partial`; returns what it says."""
+    measure(1.0, name=name)
+    said = paths.read_json(paths.place("results", "cpu", "full", f"{name}.json", paths.build())) or {}
+    said |= {"device": "cuda", "device_name": "a GPU", "versions": {"torch": "1.0"}, "tables": {}, "figures": {}}
+    said["source_hash"] = source_hash(paths.notebook(name), "cuda")
+    run = stamps.folder("cuda", "full") / f"{name}.partial"
+    paths.write_json(paths.place("results", "cuda", "full", f"{name}.json", run), said)
+    return said
+
+
+def test_a_recording_from_a_gpu_that_is_not_here_counts_by_its_sources(root: Path) -> None:
+    said = elsewhere(root)
+    where = stamps.folder("cuda", "full")
+    (where / "demo.partial").rename(where / "demo.run")
+    paths.write_json(paths.place("results", "cuda", "full", "demo.json", paths.build()), said)
+    h.write(where / "demo.ipynb", (root / "notebooks/demo.ipynb").read_text())
+    stamp = {key: said[key] for key in ("source_hash", "versions", "device_name")}
+    paths.write_json(where / "demo.json", {**stamp, "time_utc": "today", "wall_s": 1.0})
+    compare.promote(["demo"], "cuda", "full")
+    assert results.value("demo", "speed", device="cuda") == 1.0
+    h.write(root / "notebooks/demo.ipynb", h.notebook("x = 2", name="demo"))
+    with pytest.raises(ValueError, match="not of today's sources"):
+        compare.promote(["demo"], "cuda", "full")
+
+
+def test_what_a_run_had_recorded_when_it_broke_off(root: Path) -> None:
+    elsewhere(root)
+    promote = ("promote", "demo", "--broken-off", "--profile", "full")
+    assert "goes with one CHAPTER" in h.tq_book(root, *promote).stderr
+    assert h.tq_book(root, *promote, "--device", "cuda").returncode == 0
+    committed = results.load("demo", device="cuda")
+    assert committed is not None and committed["broken_off"] is True and committed["results"]["speed"]["value"] == 1.0
+    with pytest.raises(ValueError, match="no run that broke off"):
+        compare.promote_broken_off("other", "cuda", "full")
+    h.write(root / "notebooks/demo.ipynb", h.notebook("x = 2", name="demo"))
+    with pytest.raises(ValueError, match="not of today's sources"):
+        compare.promote_broken_off("demo", "cuda", "full")
 
 
 def test_results_of_others_that_have_moved_make_a_run_stale(root: Path) -> None:

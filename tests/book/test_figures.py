@@ -106,3 +106,15 @@ def test_what_cannot_be_read_is_named() -> None:
     wide, axes = figures.figure("wide")
     axes.text(0.5, 0.5, "small", fontsize=10)
     assert figures.problems(wide) == ["'small' has 7.5 points"]
+
+
+def test_labels_of_lines_are_moved_apart() -> None:
+    fig, ax = figures.figure("half")
+    ax.plot([0, 1], [0, 1])
+    labels = [figures.label_line(ax, 0.5, 0.5 + 0.001 * k, f"method {k}") for k in range(4)]
+    away = figures.label_line(ax, 0.0, 0.0, "alone", dx=3.0, dy=2.0)
+    assert len(figures.problems(fig)) == 6
+    figures.apart(fig)
+    assert figures.problems(fig) == [] and away.xyann == (3.0, 2.0)
+    heights = [label.xyann[1] for label in labels]
+    assert heights == sorted(heights) and max(map(abs, heights)) < 40

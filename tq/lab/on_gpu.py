@@ -186,7 +186,11 @@ def replayed(make: Make, side: int) -> Callable[[], Any]:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         optimizer.step()
-    replay: Callable[[], Any] = graph.replay
+
+    def replay() -> Any:
+        graph.replay()
+        return optimizer  # it holds the memory that the graph writes to, and has to live as long
+
     return replay
 
 

@@ -188,10 +188,34 @@ def label_line(
     """
     if align not in ("left", "center", "right"):
         raise ValueError(f"align={align!r}: accepted are left, center, right")
-    return ax.annotate(
+    label = ax.annotate(
         text, (x, y), xytext=(dx, dy), textcoords="offset points", color=_readable(colour), ha=align, va="center",
         annotation_clip=False,
     )  # fmt: skip
+    label.set_gid(_LABEL)
+    return label
+
+
+def apart(fig: Figure) -> None:
+    """Moves labels of ``label_line`` that overlap up and down, point by point, until none do or ``_MOVES`` are made."""
+    from matplotlib.text import Annotation
+
+    labels = [text for text in fig.findobj(Annotation) if text.get_gid() == _LABEL]
+    for _ in range(_MOVES):
+        renderer = _drawn(fig)
+        boxes = [(label, label.get_window_extent(renderer)) for label in labels]
+        pairs = [
+            (one, other) if a.y0 + a.y1 >= b.y0 + b.y1 else (other, one)
+            for i, (one, a) in enumerate(boxes)
+            for other, b in boxes[i + 1 :]
+            if _overlap(a, b)
+        ]
+        if not pairs:
+            return
+        for upper, lower in pairs:
+            for label, up in ((upper, 1.0), (lower, -1.0)):
+                x, y = label.xyann
+                label.xyann = (x, y + up)
 
 
 def _luminance(colour: str) -> float:
@@ -234,8 +258,27 @@ def heatmap(ax: Axes, frame: Any, unit: str, *, fmt: str = ".2g", centre: float 
     return ax
 
 
+_LABEL, _MOVES = "line label", 60  # that a label of a line is known by; the most points that one is moved
 SHOWN = 7.5  # inches that the column of a page has; a wider figure is shrunk to it
 SMALLEST = 9.0  # points, as shown
+
+
+def _drawn(fig: Figure) -> Any:
+    """The renderer that has drawn the figure, whose canvas stays what it was."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    kept = fig.canvas
+    canvas = FigureCanvasAgg(fig)
+    canvas.draw()
+    fig.set_canvas(kept)
+    return canvas.get_renderer()
+
+
+def _overlap(a: Any, b: Any) -> bool:
+    """Whether two boxes share more than a twentieth of the smaller one."""
+    wide, high = min(a.x1, b.x1) - max(a.x0, b.x0), min(a.y1, b.y1) - max(a.y0, b.y0)
+    shared = wide * high if wide > 0 and high > 0 else 0.0
+    return bool(shared > 0.05 * min(a.width * a.height, b.width * b.height))
 
 
 def problems(fig: Figure) -> list[str]:
@@ -243,14 +286,9 @@ def problems(fig: Figure) -> list[str]:
 
     Two labels overlap where they share more than a twentieth of the smaller one's box.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.text import Text
 
-    kept = fig.canvas
-    canvas = FigureCanvasAgg(fig)
-    canvas.draw()
-    renderer = canvas.get_renderer()
-    fig.set_canvas(kept)
+    renderer = _drawn(fig)
     shrunk = min(1.0, SHOWN / fig.get_figwidth())
     unseen = {  # labels of ticks outside an axis's limits, which Matplotlib does not draw
         label
@@ -273,9 +311,5 @@ def problems(fig: Figure) -> list[str]:
             boxes.append((text.get_text().strip().replace("\n", " "), float(text.get_fontsize()) * shrunk, box))
     found = [f"{said!r} has {size:.1f} points" for said, size, _ in boxes if size < SMALLEST - 0.05]
     for i, (one, _, a) in enumerate(boxes):
-        for other, _, b in boxes[i + 1 :]:
-            wide = min(a.x1, b.x1) - max(a.x0, b.x0)
-            high = min(a.y1, b.y1) - max(a.y0, b.y0)
-            if wide > 0 and high > 0 and wide * high > 0.05 * min(a.width * a.height, b.width * b.height):
-                found.append(f"{one!r} overlaps {other!r}")
+        found += [f"{one!r} overlaps {other!r}" for other, _, b in boxes[i + 1 :] if _overlap(a, b)]
     return found

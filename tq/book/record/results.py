@@ -180,14 +180,15 @@ class Chapter:
     def figure(self, name: str, fig: Any, alt: str, caption: str) -> None:
         """Keeps a Matplotlib figure as PNG, shows it once with its alt text and caption, and closes it.
 
-        What it plots is kept as a CSV table of the name "figure-<name>". What a reader could not read in it, small type
-        and labels that overlap, is kept as its ``problems``; a test fails if there are any. ``fig`` is the Matplotlib
-        figure. An empty ``alt`` or ``caption`` raises ``ValueError``.
+        What it plots is kept as a CSV table of the name "figure-<name>". Labels of lines are moved apart; what still
+        could not be read, small type and labels that overlap, is kept as its ``problems``; a test fails if there are
+        any. ``fig``: the Matplotlib figure. An empty ``alt`` or ``caption`` raises ``ValueError``.
         """
         if not alt.strip():
             raise ValueError(f"alt={alt!r}: a figure needs a text that says what it shows")
         if not caption.strip():
             raise ValueError(f"caption={caption!r}: a figure needs a caption")
+        figures.apart(fig)
         buffer = io.BytesIO()
         fig.savefig(buffer, format="png", dpi=display.DPI, metadata={"Software": None})  # same figure, same bytes
         png = buffer.getvalue()

@@ -266,7 +266,7 @@ def promote_broken_off(chapter: str, device: str, profile: str) -> list[Row]:
 
 
 def _why_refused(chapter: str, device: str, profile: str) -> str | None:
-    """Why the last finished run is none of today's; of one brought from a GPU that is not here, only its sources count."""
+    """Why the last finished run is none of today's; of one from a GPU that is not here, only its sources count."""
     import torch
 
     last = stamps.stamp(chapter, device, profile)

@@ -88,8 +88,8 @@ def page(notebook: Notebook, chapter: str, root: Path | None = None) -> Notebook
 
     Arguments:
         notebook: nbformat 4, as `json.loads` gives it.
-        chapter: its name; the recording is `data/results/cpu/full/<chapter>.json` below `root`, by default the book's; where
-            there is none, that of a GPU.
+        chapter: its name; the recording is `data/results/cpu/full/<chapter>.json` below `root`, by default the book's;
+            where there is none, that of a GPU.
     """
     made = copy.deepcopy(notebook)
     cells: list[dict[str, Any]] = made["cells"]

@@ -25,7 +25,8 @@ def test_the_slower_of_bytes_and_instructions_is_foretold() -> None:
 
 
 @pytest.mark.parametrize(("kind", "dtype", "most"), [
-    ("encode", torch.float32, 27), ("encode", torch.bfloat16, 30), ("decode", torch.float32, 16), ("decode", torch.bfloat16, 18),
+    ("encode", torch.float32, 27), ("encode", torch.bfloat16, 30), ("decode", torch.float32, 16),
+    ("decode", torch.bfloat16, 18),
 ])  # fmt: skip
 def test_what_numbers_of_usual_sizes_cost(kind: str, dtype: torch.dtype, most: float) -> None:
     """Less than with the branches that few programs take; a bound that a slower kernel would break."""

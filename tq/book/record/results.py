@@ -178,11 +178,10 @@ class Chapter:
         return display.Table(frame, caption, self._source_line(), index, {"name": name})
 
     def figure(self, name: str, fig: Any, alt: str, caption: str) -> None:
-        """Keeps a Matplotlib figure as PNG, shows it once with its alt text and caption, and closes it.
+        """Keeps the Matplotlib figure ``fig`` as PNG, shows it once with its alt text and caption, and closes it.
 
-        What it plots is kept as a CSV table of the name "figure-<name>". Labels of lines are moved apart; what still
-        could not be read, small type and labels that overlap, is kept as its ``problems``; a test fails if there are
-        any. ``fig``: the Matplotlib figure. An empty ``alt`` or ``caption`` raises ``ValueError``.
+        What it plots is kept as a CSV table of the name "figure-<name>". Labels of lines are moved apart; ``problems``
+        says what could still not be read. An empty ``alt`` or ``caption`` raises ``ValueError``.
         """
         if not alt.strip():
             raise ValueError(f"alt={alt!r}: a figure needs a text that says what it shows")

@@ -72,6 +72,7 @@ FLOORS = {
         lazy=frozenset({"scipy", "pandas", "SALib"}),
     ),
     "tq.lab": Floor(inside=BELOW_THE_BOOK, anything=True),
+    "tq.lab.on_gpu": Floor(inside=(*BELOW_THE_BOOK, "tq.kernels.gpu"), anything=True),  # it counts what is compiled
     # in the book: what is recorded, then claims and runs over it, then pages; `python -m tq.book` sees them all
     "tq.book.paths": Floor(anything=True),
     "tq.book.record": Floor(inside=(*BELOW_THE_BOOK, "tq.book.paths", "tq.book.record"), anything=True),

@@ -24,7 +24,7 @@ MISSING = """```{admonition} Not measured yet
 :class: warning
 The full run of this chapter is not recorded: what follows declares it. Its figures and tables appear here when it is.
 ```"""
-DEVICES, PROFILE = ("cpu", "cuda"), "full"  # of the first that has a recording
+DEVICES, PROFILE = ("cpu", "cuda"), "full"  # each figure and table of the first that has it
 
 Notebook = dict[str, Any]
 
@@ -45,19 +45,18 @@ def recorded(chapter: str, root: Path | None = None) -> dict[tuple[str, str], st
     """Every figure and table of a chapter's full recording as HTML, by kind ("figure", "table") and name, in the order
     in which they were made; nothing where there is none."""
     base = (root or paths.root()) / "data"
-    every = [paths.read_json(base / "results" / device / PROFILE / f"{chapter}.json") for device in DEVICES]
-    found = next((one for one in every if one is not None), None)
-    if found is None:
-        return {}
-    line = source_line(found["device"], found["profile"], chapter)
     made: dict[tuple[str, str], str] = {}
-    for name, entry in found["tables"].items():
-        if not name.startswith(DATA_OF):
-            text = (base / entry["path"]).read_text(encoding="utf-8")
-            made["table", name] = display.table_html(text, entry["caption"], line, {"name": name})
-    for name, entry in found["figures"].items():
-        png = (base / entry["path"]).read_bytes()
-        made["figure", name] = display.figure_html(png, entry["alt"], entry["caption"], line, {"name": name})
+    for device in DEVICES:
+        found = paths.read_json(base / "results" / device / PROFILE / f"{chapter}.json") or {}
+        line = source_line(device, PROFILE, chapter)
+        for name, entry in found.get("tables", {}).items():
+            if not name.startswith(DATA_OF) and ("table", name) not in made:
+                text = (base / entry["path"]).read_text(encoding="utf-8")
+                made["table", name] = display.table_html(text, entry["caption"], line, {"name": name})
+        for name, entry in found.get("figures", {}).items():
+            if ("figure", name) not in made:
+                png = (base / entry["path"]).read_bytes()
+                made["figure", name] = display.figure_html(png, entry["alt"], entry["caption"], line, {"name": name})
     return made
 
 
@@ -89,7 +88,7 @@ def page(notebook: Notebook, chapter: str, root: Path | None = None) -> Notebook
     Arguments:
         notebook: nbformat 4, as `json.loads` gives it.
         chapter: its name; the recording is `data/results/cpu/full/<chapter>.json` below `root`, by default the book's;
-            where there is none, that of a GPU.
+            what it lacks is taken from that of a GPU.
     """
     made = copy.deepcopy(notebook)
     cells: list[dict[str, Any]] = made["cells"]

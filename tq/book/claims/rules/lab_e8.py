@@ -34,8 +34,8 @@ def in_the_loop(claim: Claim, results: Results) -> Finding:
         in_part(compare("nats that it ends lower", gain, 0.0)),
     )
     text = (
-        f"At two bits a model of 3 million parameters ends at {loop['value']:.3f} nats with rounding in its last steps, "
-        f"and at {after['value']:.3f} when rounded afterwards (measured, two runs)."
+        f"At two bits a model of 3 million parameters ends at {loop['value']:.3f} nats with rounding in its last "
+        f"steps, and at {after['value']:.3f} when rounded afterwards (measured, two runs)."
     )
     return found(claim, checks, text, "Longer training at two bits, of a larger model.", "medium")
 

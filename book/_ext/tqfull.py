@@ -23,7 +23,8 @@ def on_source_read(app: Sphinx, docname: str, source: list[str]) -> None:
     if folder != "notebooks" or (os.environ.get("TQ_BOOK_FRESH") == "1" and chapter in fresh):
         return
     root = find_root(Path(app.srcdir))
-    app.env.note_dependency(str(root / "data" / "results" / full.DEVICE / full.PROFILE / f"{chapter}.json"))
+    for device in full.DEVICES:
+        app.env.note_dependency(str(root / "data" / "results" / device / full.PROFILE / f"{chapter}.json"))
     source[0] = json.dumps(full.page(json.loads(source[0]), chapter, root))
 
 

@@ -128,7 +128,7 @@ def test_a_gpu_runs_first_what_it_tells_most_about() -> None:
     names = select([])
     assert in_order(names, "cpu") == names
     first = in_order(names, "cuda")
-    assert first[:2] == ["kernels", "loss-at-scale"] and sorted(first) == sorted(names)
+    assert first[:2] == ["on-a-gpu", "loss-at-scale"] and sorted(first) == sorted(names)
     assert set(ON_A_GPU) <= set(names)
     assert [name for name in first if name not in ON_A_GPU] == [name for name in names if name not in ON_A_GPU]
 

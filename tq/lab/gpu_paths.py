@@ -157,6 +157,7 @@ def _diloco(delay: int) -> Step:
     return step
 
 
+FAULTS = "planted faults"
 NAN: dict[str, Any] = {"nonfinite": "propagate"}
 CAPTURABLE = NAN | {"variant": "local", "capturable": True}
 PATHS: dict[str, Training] = {
@@ -173,6 +174,32 @@ PATHS: dict[str, Training] = {
     "DiLoCo": Training(lambda: _diloco(0)),
     "DiLoCo, delayed": Training(lambda: _diloco(1)),
 }  # fmt: skip
+
+
+def _planted() -> dict[str, Step]:
+    """Faults: each is right but for one thing."""
+    x, side, event = torch.ones(8, device="cuda"), torch.cuda.Stream(), torch.cuda.Event()
+
+    def other_stream() -> None:
+        x.add_(1.0)
+        with torch.cuda.stream(side):
+            x.mul(2.0)
+
+    def too_early() -> None:
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            event.record()
+            x.add_(1.0)
+        event.wait()
+        x.mul(2.0)
+
+    return {
+        "an .item()": lambda: x.sum().item(),
+        "work on a stream that waits for nothing": other_stream,
+        "an event recorded before the work": too_early,
+        "a tensor of the host in a kernel": lambda: x + torch.ones(8),
+        "an upload from memory that is not page-locked": lambda: torch.ones(8).to("cuda", non_blocking=True),
+    }
 
 
 def counted(gpu: SimulatedGPU, path: Training) -> dict[str, Any]:
@@ -196,12 +223,26 @@ def counted(gpu: SimulatedGPU, path: Training) -> dict[str, Any]:
 
 
 def _on_a_rank(folder: Path, names: list[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
     with simulate() as gpu:
-        return {name: counted(gpu, PATHS[name]) for name in names}
+        for name in names:
+            if name != FAULTS:
+                found[name] = counted(gpu, PATHS[name])
+                continue
+            found[name] = {}
+            for what, step in _planted().items():
+                gpu.reset()
+                step()
+                found[name][what] = [problem.kind for problem in gpu.problems]
+    return found
 
 
 def run(names: list[str]) -> dict[str, Any]:
-    """What each path asks on the first of ``RANKS`` ranks, in new processes in which Triton interprets."""
+    """What each path asks on the first of ``RANKS`` ranks, in new processes in which Triton interprets.
+
+    Args:
+        names: of ``PATHS``, each as ``counted`` returns; ``FAULTS`` gives {fault: kinds of problems that were found}.
+    """
     command = [sys.executable, "-m", "tq.lab.gpu_paths", "--json", *names]
     environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONWARNINGS": "ignore"}
     said = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
@@ -214,21 +255,24 @@ def main(argv: list[str] | None = None) -> int:
         prog="python -m tq.lab.gpu_paths", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", action="store_true", help="one line of JSON")
-    parser.add_argument("names", nargs="*", metavar="PATH", help=f"of {', '.join(PATHS)}; default: all")
+    parser.add_argument("names", nargs="*", metavar="PATH", help=f"of {', '.join([*PATHS, FAULTS])}; default: all")
     asked = parser.parse_args(argv)
-    if unknown := set(asked.names) - set(PATHS):
+    if unknown := set(asked.names) - {*PATHS, FAULTS}:
         parser.error(f"unknown paths: {', '.join(sorted(unknown))}")
     os.environ["TRITON_INTERPRET"] = "1"  # of the processes that follow
-    found = together(_on_a_rank, RANKS, names=asked.names or list(PATHS))[0]
+    found = together(_on_a_rank, RANKS, names=asked.names or [*PATHS, FAULTS])[0]
     if asked.json:
         print(json.dumps(found))
         return 0
     print(f"{'path':28}{'launches per bucket':>20}{'waits':>8}{'behind':>8}{'order':>8}{'freed':>8}{'place':>8}")
+    planted = found.pop(FAULTS, {})
     for name, each in found.items():
         kinds = "".join(f"{each[kind]:8}" for kind in ("waits", "behind", "order", "freed", "place"))
         print(f"{name:28}{each['launches']:20.1f}{kinds}")
         for problem in each["problems"]:
             print(f"    {problem}")
+    for what, kinds in planted.items():
+        print(f"planted: {what}: {', '.join(kinds) or 'not found'}")
     return 0
 
 

@@ -57,8 +57,12 @@ class Setting:
 
 @cache
 def of(name: str, domain: str = "stdlib") -> Setting:
-    """The setting of a model; domain: "stdlib", or "prose": what is judged are English texts, not Python's sources."""
+    """The setting of a model, on half of the texts that weights are judged on, as more methods are judged here.
+
+    domain: "stdlib", or "prose": what is judged are English texts, not Python's sources.
+    """
     _, count, length = MODELS[name]
+    count //= 2
     model = language(name).model
     calibration = texts(language(name), 8192 // length, length, "train", seed=1)
     held_out = texts(language(name), count, length) if domain == "stdlib" else _prose(name, count, length)

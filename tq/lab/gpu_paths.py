@@ -28,6 +28,7 @@ from tq.train.activations import compress_activations
 from tq.train.collectives import ReduceScatter, all_reduce
 from tq.train.diloco import DiLoCo
 from tq.train.hooks import HookState, ddp_hook
+from tq.train.linear import CompressedLinear
 from tq.train.model import GPT, GPTConfig
 from tq.train.offload import OffloadedAdamW
 from tq.train.optim import TurboQuantAdamW
@@ -80,6 +81,12 @@ def _activations() -> Step:
         loss.backward()
 
     return step
+
+
+def _linear() -> Step:
+    layer = CompressedLinear(torch.nn.Linear(64, 64).to("cuda"))
+    x = torch.randn(128, 64, device="cuda")
+    return lambda: layer(x).square().mean().backward()
 
 
 def _all_reduce(later: bool) -> Step:
@@ -167,6 +174,7 @@ PATHS: dict[str, Training] = {
     "optimizer, 4-bit exchange": Training(lambda: _optimizer(state=(4, 8), codec=_codec(), warmup=0, **NAN)),
     "offloaded optimizer": Training(_offloaded, COUNT),
     "activations": Training(_activations),
+    "compressed linear layer": Training(_linear),
     "all-reduce": Training(lambda: _all_reduce(False)),
     "all-reduce, async": Training(lambda: _all_reduce(True)),
     "DDP hook": Training(_hook, 2),

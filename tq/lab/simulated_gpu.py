@@ -29,6 +29,7 @@ from weakref import WeakSet
 import torch
 import torch.cuda._sanitizer as sanitizer
 from torch import Tensor
+from torch._library.custom_ops import OPDEFS
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_flatten, tree_map
 
@@ -281,6 +282,8 @@ class SimulatedTensor(Tensor):
         kwargs = kwargs or {}
         if func in (_aten._to_copy.default, _aten.copy_.default):
             return _copied(func, args, kwargs)
+        if func.namespace == "tq":  # what the operation itself launches
+            return OPDEFS[func._schema.name]._init_fn(*args, **kwargs)
         kwargs = {k: v for k, v in kwargs.items() if k not in ("device", "pin_memory")}
         collective = func.namespace == "c10d"
         stream = gpu().collectives if collective else None

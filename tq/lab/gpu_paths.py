@@ -239,6 +239,7 @@ def _on_a_rank(folder: Path, names: list[str]) -> dict[str, Any]:
                 continue
             found[name] = {}
             for what, step in _planted().items():
+                torch.cuda.synchronize()  # after the fault before
                 gpu.reset()
                 step()
                 found[name][what] = [problem.kind for problem in gpu.problems]

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from tq import Codec
+from tq.infer.direct import DirectLinear
 from tq.lab import gpu_paths
 from tq.lab.simulated_gpu import SimulatedGPU, SimulatedTensor, plain
 from tq.lab.simulated_torch import simulate
@@ -211,12 +212,28 @@ def vector_codes(gpu: SimulatedGPU) -> None:
         assert "place" not in kinds(gpu)
 
 
+def products_from_codes(gpu: SimulatedGPU) -> None:
+    """One vector is multiplied straight from codes, nine are not; both as on a CPU."""
+    layer = DirectLinear(Codec(4, 64, scale_dtype=torch.bfloat16).encode(torch.randn(10, 100), rows=True))
+    there = DirectLinear(layer.code)
+    for name in ("payload", "scales"):
+        setattr(there, name, getattr(layer, name).cuda())
+    for vectors in (1, 9):
+        x = torch.randn(vectors, 100)
+        gpu.reset()
+        found = there(x.cuda())
+        assert ("gpu_codes._product_kernel" in gpu.launches) == (vectors == 1)
+        torch.testing.assert_close(plain(found), layer(x), rtol=1e-3, atol=1e-3)
+        assert "place" not in kinds(gpu)
+
+
 CASES: dict[str, Callable[[SimulatedGPU], None]] = {
     case.__name__: case
     for case in (
         an_item, a_wait_of_the_host, a_wrong_stream, a_missing_wait, two_readers, kernels_on_two_streams,
         a_tensor_of_the_host, copies, memory_given_back_too_early, views_and_empties_are_no_launches,
         results_are_those_of_a_cpu, a_model_trains, nothing_else_is_written, vector_codes,
+        products_from_codes,
     )
 }  # fmt: skip
 

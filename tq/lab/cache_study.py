@@ -230,10 +230,10 @@ def attention_seconds(
         "bf16": lambda: F.scaled_dot_product_attention(q2, k2, v2, enable_gqa=queries != heads)
     }
     for pair in bits:
-        pages = [Pages(Coder(codec(b, size))) for b in pair]
-        for page, x in zip(pages, (k, v), strict=True):
-            page.append(x)
-        calls[f"{pair[0]} and {pair[1]} bits"] = partial(attend, q, *pages)
+        keys, values = (Pages(Coder(codec(b, size))) for b in pair)
+        keys.append(k)
+        values.append(v)
+        calls[f"{pair[0]} and {pair[1]} bits"] = partial(attend, q, keys, values)
     return time_calls(calls, repeats, settle=1)
 
 

@@ -36,6 +36,7 @@ _WRITTEN = {  # by Triton's kernels; all other pointers are read
     "gpu._encode_kernel": ("p_payload", "p_scale"), "gpu._decode_kernel": ("p_out",), "gpu._signs_kernel": ("p_signs",),
     "gpu._cells_kernel": ("p_cells",), "gpu_logscale._encode_kernel": ("p_codes", "p_ranges"),
     "gpu_logscale._decode_kernel": ("p_out",), "gpu_adamw._write_kernel": ("p_out",),
+    "gpu_codes._product_kernel": ("p_out",), "gpu_codes._attend_kernel": ("p_sums", "p_stats"),
     "gpu_adamw._adamw_kernel": ("p_m", "p_v", "p_weights", "p_payload", "p_scale", "p_codes", "p_ranges"),
 }  # fmt: skip
 
@@ -212,9 +213,9 @@ class _Kernel:
 def _patches() -> list[Any]:
     """What stands in the place of PyTorch's and of the kernels."""
     from tq.kernels import gpu as kernels
-    from tq.kernels import gpu_adamw, gpu_logscale
+    from tq.kernels import gpu_adamw, gpu_codes, gpu_logscale
 
-    modules = {"gpu": kernels, "gpu_logscale": gpu_logscale, "gpu_adamw": gpu_adamw}
+    modules = {"gpu": kernels, "gpu_logscale": gpu_logscale, "gpu_adamw": gpu_adamw, "gpu_codes": gpu_codes}
     put: list[Any] = [patch.object(torch, name, _factory(getattr(torch, name))) for name in _MADE]
     put += [patch.object(torch, name, _factory(getattr(torch, name), True)) for name in ("tensor", "as_tensor")]
     put += [

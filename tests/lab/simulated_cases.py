@@ -17,7 +17,6 @@ from tq.infer.direct import DirectLinear
 from tq.lab import gpu_paths
 from tq.lab.simulated_gpu import SimulatedGPU, SimulatedTensor, plain
 from tq.lab.simulated_torch import simulate
-from tq.quant.vectors import unbiased_decode
 from tq.train.model import GPT, GPTConfig
 from tq.train.optim import TurboQuantAdamW
 
@@ -204,14 +203,6 @@ def nothing_else_is_written(gpu: SimulatedGPU) -> None:
         compare()
 
 
-def vector_codes(gpu: SimulatedGPU) -> None:
-    """Best scales of whole vectors, whose tables once lay on the host."""
-    levels = torch.tensor([0.4, 1.2])
-    for search in (True, False):
-        unbiased_decode(torch.randn(4, 16, device="cuda"), levels, seed=0, kind="hadamard", search=search)
-        assert "place" not in kinds(gpu)
-
-
 def products_from_codes(gpu: SimulatedGPU) -> None:
     """One vector is multiplied straight from codes, nine are not; both as on a CPU."""
     layer = DirectLinear(Codec(4, 64, scale_dtype=torch.bfloat16).encode(torch.randn(10, 100), rows=True))
@@ -232,7 +223,7 @@ CASES: dict[str, Callable[[SimulatedGPU], None]] = {
     for case in (
         an_item, a_wait_of_the_host, a_wrong_stream, a_missing_wait, two_readers, kernels_on_two_streams,
         a_tensor_of_the_host, copies, memory_given_back_too_early, views_and_empties_are_no_launches,
-        results_are_those_of_a_cpu, a_model_trains, nothing_else_is_written, vector_codes,
+        results_are_those_of_a_cpu, a_model_trains, nothing_else_is_written,
         products_from_codes,
     )
 }  # fmt: skip

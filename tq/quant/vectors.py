@@ -51,8 +51,7 @@ def exact_search(z_Nd: Tensor, half_L: Tensor) -> Tensor:
     dot = magnitude_Nd.sum(1, keepdim=True) * c[0] + torch.cat((zero, dot_NE.gather(1, order_NE).cumsum(1)), dim=1)
     square = d * c[0] ** 2 + torch.cat((zero, square_E[order_NE].cumsum(1)), dim=1)
     best_N = (dot / square.sqrt()).argmax(dim=1)  # number of events that have happened
-    places_E = torch.arange(order_NE.shape[1], device=z_Nd.device)
-    rank_NE = torch.empty_like(order_NE).scatter_(1, order_NE, places_E.expand_as(order_NE))
+    rank_NE = torch.empty_like(order_NE).scatter_(1, order_NE, torch.arange(order_NE.shape[1]).expand_as(order_NE))
     level_Nd = (rank_NE < best_N[:, None]).view(n, d, -1).sum(2)
     return torch.where(z_Nd > 0, 1.0, -1.0) * half_L.to(z_Nd.device)[level_Nd]
 
@@ -63,7 +62,6 @@ def unbiased_decode(x_Nd: Tensor, half_L: Tensor, seed: int, kind: str = "haar",
     With ``uniform_half`` and search this is multi-bit RaBitQ's estimator; with ``lloyd_half`` and no search EDEN's.
     """
     z_Nd = rotate(x_Nd.float(), 1, seed, kind)
-    half_L = half_L.to(z_Nd.device)
     if search:
         q_Nd = exact_search(z_Nd, half_L)
     else:

@@ -57,7 +57,7 @@ FLOORS = {
         inside=("tq.quant", "tq.infer"), outside=frozenset({"torch", "transformers"})
     ),
     **dict.fromkeys(  # what is compiled for weights and caches has no other way in
-        ("tq.infer.gptq", "tq.infer.decoder", "tq.infer.pages", "tq.infer.product"),
+        ("tq.infer.gptq", "tq.infer.decoder", "tq.infer.direct", "tq.infer.pages", "tq.infer.product"),
         Floor(
             inside=("tq.kernels", "tq.quant", "tq.train.model", "tq.infer"), outside=frozenset({"torch", "numpy"})
         ),
@@ -72,7 +72,10 @@ FLOORS = {
         lazy=frozenset({"scipy", "pandas", "SALib"}),
     ),
     "tq.lab": Floor(inside=BELOW_THE_BOOK, anything=True),
-    "tq.lab.on_gpu": Floor(inside=(*BELOW_THE_BOOK, "tq.kernels.gpu"), anything=True),  # it counts what is compiled
+    **dict.fromkeys(  # they count what is compiled, and what is launched
+        ("tq.lab.on_gpu", "tq.lab.static_gpu", "tq.lab.simulated_torch"),
+        Floor(inside=(*BELOW_THE_BOOK, "tq.kernels"), anything=True),
+    ),
     # in the book: what is recorded, then claims and runs over it, then pages; `python -m tq.book` sees them all
     "tq.book.paths": Floor(anything=True),
     "tq.book.record": Floor(inside=(*BELOW_THE_BOOK, "tq.book.paths", "tq.book.record"), anything=True),

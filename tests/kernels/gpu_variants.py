@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tq import Codec
 from tq.quant import reference
 from tq.quant.bits import packed_bytes, unpack
 from tq.quant.codebook import lloyd_max
@@ -449,7 +450,50 @@ def check_graph() -> None:
             assert torch.equal(p, q)
 
 
-EXTRA = {-1: check_signs, -2: check_logscale, -3: check_adamw, -4: check_captured, -5: check_addresses}
+def check_product(device: str) -> None:
+    """Codes times one to eight vectors, beside the decoded matrix."""
+    from tq.kernels import gpu_codes
+
+    for bits, rows, columns, vectors, block, dtype in (
+        (4, 19, 192, 1, 64, BRAIN), (3, 8, 128, 3, 128, FLOAT), (2, 9, 128, 8, 64, BRAIN),
+    ):  # fmt: skip
+        codec = Codec(bits, block, scale_dtype=dtype)
+        weight, x = (torch.randn(n, columns, generator=torch.Generator().manual_seed(n)) for n in (rows, vectors))
+        code = codec.encode(weight, rows=True, impl="reference")
+        wanted = x @ codec.decode(code, impl="reference").T
+        rotated = rotate(x.view(-1, block), codec.rounds, codec.seed).view(x.shape)
+        given = (t.to(device) for t in (code.payload, code.scales, rotated))
+        levels = torch.from_numpy(lloyd_max(bits)[0]).float().to(device)
+        found = gpu_codes.multiply(*given, block, bits, levels).cpu()
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-3)
+
+
+def check_attend(device: str) -> None:
+    """Attention straight from codes, over pages of which the last is not full, beside what they decode to."""
+    from tq.infer.kv import Coder
+    from tq.infer.pages import Pages, attend
+
+    generator = torch.Generator().manual_seed(0)
+    for heads, queries, bits in ((2, 2, (4, 4)), (1, 4, (3, 2))):
+        mean, factor = torch.randn(heads, 64, generator=generator), torch.rand(heads, 64, generator=generator) + 0.5
+        keys = Pages(Coder(Codec(bits[0], 64, "mse", seed=1, scale_dtype=BRAIN), mean, factor))
+        values = Pages(Coder(Codec(bits[1], 64, "mse", seed=2, scale_dtype=BRAIN)))
+        for pages in (keys, values):
+            pages.append(torch.randn(1, heads, 300, 64, generator=generator))
+        q = torch.randn(queries, 64, generator=generator)
+        wanted = torch.nn.functional.scaled_dot_product_attention(
+            q[None, :, None], keys.decoded(), values.decoded(), enable_gqa=True
+        )[0, :, 0]
+        for pages in (keys, values):
+            pages.to(device)
+        impl = "triton" if device == "cpu" else "auto"  # what is interpreted has to be asked for
+        torch.testing.assert_close(attend(q.to(device), keys, values, impl=impl).cpu(), wanted, rtol=1e-4, atol=1e-4)
+
+
+EXTRA = {
+    -1: check_signs, -2: check_logscale, -3: check_adamw, -4: check_captured, -5: check_addresses, -6: check_product,
+    -7: check_attend,
+}  # fmt: skip
 
 # --- variants to compile --------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ pytest.importorskip("numba", reason="needs numba")
 def short() -> Iterator[None]:
     """Two texts of 128 tokens."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(weight_study.MODELS, "book", (trained.path, 2, 128))
+        patch.setitem(weight_study.MODELS, "book", (trained.path, 4, 128))
         cache_study.of.cache_clear()
         yield
     cache_study.of.cache_clear()

@@ -1,7 +1,7 @@
 """A key-value cache of codes for ``transformers``: what is appended is coded once, and no code ever changes.
 
 Keys and values come back decoded, so every model and every way to generate works as it is: ``generate(...,
-cache=cache)``, beams, batches, assisted decoding that takes tokens back.
+past_key_values=cache)``, beams, batches, assisted decoding that takes tokens back.
 
 Shapes: B batch, K key/value heads, T tokens, D head size.
 """
@@ -98,7 +98,7 @@ def coded_cache(
     layers: int, keys: Codec | None, values: Codec | None, statistics: Sequence[Statistics] | None = None, *,
     centred: bool = True, balanced: bool = True,
 ) -> Cache:  # fmt: skip
-    """A cache for ``generate(..., cache=...)``.
+    """A cache for ``generate(..., past_key_values=...)`` of ``transformers``.
 
     Args:
         layers: of the model.

@@ -5,6 +5,9 @@ Shapes: B batch, H heads of queries, K key/value heads, T tokens, D head size.
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -85,6 +88,14 @@ class Pages:
         ]
         return parts[0] if self.coder is None else self.coder.whole(tuple(parts), size, dtype)
 
+    def to(self, device: torch.device | str) -> None:
+        """Move all of it, what ``coder`` takes off included."""
+        self._pages = [tuple(part.to(device) for part in page) for page in self._pages]
+        if self.coder is not None:
+            names = ("mean_KD", "factor_KD", "order_KD")
+            moved = {name: x.to(device) for name in names if (x := getattr(self.coder, name)) is not None}
+            self.coder = dataclasses.replace(self.coder, **moved)
+
     def select(self, index: Tensor) -> None:
         """Rows of the batch, by ``index``: in a new order or more than once."""
         self._pages = [tuple(part.index_select(0, index) for part in page) for page in self._pages]
@@ -95,14 +106,26 @@ class Pages:
         del self._pages[-(-self.length // PAGE) :]
 
 
-def attend(q_HD: Tensor, keys: Pages, values: Pages) -> Tensor:
+def _kernels(impl: str, device: torch.device) -> Any:
+    """Modules that attend."""
+    if impl not in ("auto", "cpu", "triton"):
+        raise ValueError(f"impl must be 'auto', 'cpu' or 'triton', got {impl!r}")
+    if impl == "cpu" or (impl == "auto" and device.type == "cpu"):
+        return attention
+    from tq.kernels import gpu_codes
+
+    return gpu_codes
+
+
+def attend(q_HD: Tensor, keys: Pages, values: Pages, *, impl: str = "auto") -> Tensor:
     """Attention of one token to all that lie in a cache, straight from their codes: fp32 [H, D].
 
     Args:
-        q_HD: queries, fp32, H a multiple of the heads of keys.
+        q_HD: queries, fp32, H a multiple of the heads of keys; where the cache is.
         keys, values: of one sequence, both coded in 2, 3 or 4 bits with blocks of D.
+        impl: "cpu", "triton", or "auto": by where the queries are.
     Raises:
-        ValueError: the cache is another one.
+        ValueError: the cache is another one, or there is no such ``impl``.
     Example:
         >>> import torch
         >>> from tq import Codec
@@ -125,12 +148,13 @@ def attend(q_HD: Tensor, keys: Pages, values: Pages) -> Tensor:
     q_KVD = q_HD.view(heads, rows // heads, size)
     if keys.coder.factor_KD is not None:
         q_KVD = q_KVD / keys.coder.factor_KD[:, None]
+    kernels = _kernels(impl, q_HD.device)
     turned = rotate(q_KVD.reshape(-1, size), key.rounds, key.seed, key.rotation).view(q_KVD.shape)
     pages = [(*k, *v) for k, v in zip(keys.of_one(), values.of_one(), strict=True)]
-    levels = codebook(key.bits)[0], codebook(value.bits)[0]
+    levels = tuple(codebook(codec.bits, str(q_HD.device))[0] for codec in (key, value))
     parts = [
-        attention.attend(some, pages, keys.counts(), (key.bits, value.bits), levels)
-        for some in turned.split(attention.MOST, 1)
+        kernels.attend(some, pages, keys.counts(), (key.bits, value.bits), levels)
+        for some in turned.split(kernels.MOST, 1)
     ]
     found = torch.cat(parts, 1).view(rows, size)
     return unrotate(found, value.rounds, value.seed, value.rotation)

@@ -57,8 +57,12 @@ class Setting:
 
 @cache
 def of(name: str, domain: str = "stdlib") -> Setting:
-    """The setting of a model; domain: "stdlib", or "prose": what is judged are English texts, not Python's sources."""
+    """The setting of a model, on half of the texts that weights are judged on, as more methods are judged here.
+
+    domain: "stdlib", or "prose": what is judged are English texts, not Python's sources.
+    """
     _, count, length = MODELS[name]
+    count //= 2
     model = language(name).model
     calibration = texts(language(name), 8192 // length, length, "train", seed=1)
     held_out = texts(language(name), count, length) if domain == "stdlib" else _prose(name, count, length)
@@ -226,10 +230,10 @@ def attention_seconds(
         "bf16": lambda: F.scaled_dot_product_attention(q2, k2, v2, enable_gqa=queries != heads)
     }
     for pair in bits:
-        pages = [Pages(Coder(codec(b, size))) for b in pair]
-        for page, x in zip(pages, (k, v), strict=True):
-            page.append(x)
-        calls[f"{pair[0]} and {pair[1]} bits"] = partial(attend, q, *pages)
+        keys, values = (Pages(Coder(codec(b, size))) for b in pair)
+        keys.append(k)
+        values.append(v)
+        calls[f"{pair[0]} and {pair[1]} bits"] = partial(attend, q, keys, values)
     return time_calls(calls, repeats, settle=1)
 
 

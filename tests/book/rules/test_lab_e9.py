@@ -1,6 +1,7 @@
-"""Formulas of serving."""
+"""Formulas of serving, and what turns the rule over the cache."""
 
 from tests.book.rules import scaffold as s
+from tests.book.rules.scaffold import F, N, P
 from tq.book.claims.rules import lab_e9 as rules
 
 BY_HAND = {
@@ -9,3 +10,15 @@ BY_HAND = {
 }  # fmt: skip
 
 test_each_formula_comes_to, test_every_formula_is_worked_out = s.formula_tests(rules, BY_HAND)
+
+BF16, CODED, COST = "held/bf16", "held/4-and-3-bits", "both/smollm2/k4v3"
+RESULTS: dict[str, s.Values] = {rules.CHAPTER: {BF16: 189.0, CODED: 44.0, COST: 0.03}}
+TURNS: list[s.Turn] = [
+    ("S4-141", {}, F),
+    ("S4-141", {COST: 0.2}, P),
+    ("S4-141", {CODED: 150.0, COST: 0.2}, N),
+]
+
+test_each_rule_follows_the_results, test_every_rule_is_turned_and_waits_for_its_results = s.result_tests(
+    rules, RESULTS, TURNS
+)

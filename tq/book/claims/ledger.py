@@ -47,10 +47,10 @@ MEASURED, COMPUTED, PRINTED = "measured here", "computed", "printed"  # what a v
 BASES = (MEASURED, COMPUTED, PRINTED, "")
 # Chapters whose results are runs on this machine; those of the others are computed from models and tables.
 MEASURING = (
-    "rotation-and-codebook", "distortion", "training-tensors", "kernels", "on-a-gpu", "compressed-adamw",
-    "gradient-codes", "published-rule", "gap-trends", "loss-at-scale", "activation-memory", "optimizer-state",
-    "compressed-allreduce", "data-parallel-training", "scaling-out", "offload-and-single-gpu", "weight-quantization",
-    "checkpoints-and-failures",
+    "rotation-and-codebook", "distortion", "training-tensors", "kernels", "on-a-gpu", "simulated-gpu",
+    "compressed-adamw", "gradient-codes", "published-rule", "gap-trends", "loss-at-scale", "activation-memory",
+    "optimizer-state", "compressed-allreduce", "data-parallel-training", "scaling-out", "offload-and-single-gpu",
+    "weight-quantization", "kv-cache", "checkpoints-and-failures",
 )  # fmt: skip
 
 SEEDS = {

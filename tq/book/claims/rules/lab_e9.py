@@ -3,13 +3,35 @@
 from __future__ import annotations
 
 from tq.book.claims.formulas import RangeFormula
-from tq.book.claims.ledger import Rule
+from tq.book.claims.ledger import Claim, Finding, Results, Rule, found
+from tq.book.claims.words import compare, in_part
 from tq.systems import Transformer, kv_cache
 
 
 def _cache(tokens: float, kv_heads: int = 8) -> float:
     """GB of the keys and values of one request of a 70B model."""
     return float(kv_cache.kv_cache_bytes(Transformer.preset("llama2-70b", kv_heads=kv_heads), tokens)) / 1e9
+
+
+CHAPTER = "kv-cache"
+HALF = 2.0  # times fewer bytes than bf16 that count as a saving
+MINIMAL = 0.05  # nats of KL that count as a small loss
+
+
+def saves_memory(claim: Claim, results: Results) -> Finding:
+    """Reproduced if keys in 4 and values in 3 bits take at most half of the memory of bf16 and cost SmolLM2 at most
+    0.05 nats of KL. A part holds if memory is saved."""
+    fewer = results(CHAPTER, "held/bf16") / results(CHAPTER, "held/4-and-3-bits")
+    cost = results(CHAPTER, "both/smollm2/k4v3")
+    checks = (
+        in_part(compare("times fewer bytes than bf16", fewer, HALF)),
+        compare("nats of KL that it costs", cost, most=MINIMAL),
+    )
+    text = (
+        f"With keys in 4 and values in 3 bits the cache of 8,000 tokens of SmolLM2 takes {fewer:.1f} times fewer bytes "
+        f"than in bf16, and the model's predictions move by {cost:.3f} nats of KL per token (measured)."
+    )
+    return found(claim, checks, text, "A model whose keys or values bear fewer bits badly.", "medium")
 
 
 RULES: dict[str, Rule] = {
@@ -30,4 +52,5 @@ RULES: dict[str, Rule] = {
         "times less. The loss of quality was not measured.",
         "A definition of substantial above eight times.", "x", claimed=(2.0, 1e9), within=0.0,
     ),
+    "S4-141": saves_memory,
 }  # fmt: skip

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from unittest.mock import patch
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from tq import Codec
@@ -218,13 +219,27 @@ def products_from_codes(gpu: SimulatedGPU) -> None:
         assert "place" not in kinds(gpu)
 
 
+def a_collective_that_nobody_waits_for(gpu: SimulatedGPU) -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        x = torch.ones(8, device="cuda")
+        work = dist.all_reduce(x, async_op=True)
+        x * 2
+        assert kinds(gpu) == ["order"]
+        work.wait()
+        x * 2
+        assert kinds(gpu) == []
+    finally:
+        dist.destroy_process_group()
+
+
 CASES: dict[str, Callable[[SimulatedGPU], None]] = {
     case.__name__: case
     for case in (
         an_item, a_wait_of_the_host, a_wrong_stream, a_missing_wait, two_readers, kernels_on_two_streams,
         a_tensor_of_the_host, copies, memory_given_back_too_early, views_and_empties_are_no_launches,
         results_are_those_of_a_cpu, a_model_trains, nothing_else_is_written,
-        products_from_codes,
+        products_from_codes, a_collective_that_nobody_waits_for,
     )
 }  # fmt: skip
 

@@ -45,8 +45,13 @@ def test_nothing_waits_and_all_is_in_order(paths: dict[str, Any]) -> None:
     assert len(paths) == 4
 
 
+def test_collectives_are_launches_too(paths: dict[str, Any]) -> None:
+    assert paths["FSDP2 reduce-scatter"]["what"]["alltoall_base_"] == 1
+    assert paths["DDP hook"]["what"]["_allgather_base_"] == 2
+
+
 def test_launches_become_no_more(paths: dict[str, Any]) -> None:
-    assert paths["FSDP2 reduce-scatter"]["launches"] <= 13 and paths["DDP hook"]["launches"] <= 26
+    assert paths["FSDP2 reduce-scatter"]["launches"] <= 14 and paths["DDP hook"]["launches"] <= 27
 
 
 def test_it_is_refused_without_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:

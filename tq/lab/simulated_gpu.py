@@ -340,6 +340,9 @@ def _note(func: Any, args: Any, kwargs: Any, out: Any, stream: Stream | None) ->
             (read if alias is None else written).extend(tensors)
         views |= alias is not None and not alias.is_write
     made = [x for x in tree_flatten(out)[0] if isinstance(x, Tensor)]
+    if func.namespace == "c10d":  # its schemas do not say so
+        written = [x for x in tree_flatten(args[0])[0] if isinstance(x, SimulatedTensor)]
+        read = [x for x in read if not any(x is y for y in written)]
     name = func.__name__.removesuffix(".default")
     if (views and not written) or name.startswith(("empty", "new_empty")) or func.namespace == "prim":
         return

@@ -340,10 +340,13 @@ def inference(tmp: Path) -> None:
             check(False, "GPTQ without numba was no error")
         return
     from tq.infer.decoder import Decoder
+    from tq.infer.direct import DirectLinear, direct
     from tq.infer.pages import Pages, attend
 
     small = quantize(plain, four, ids, head=four)
     check(isinstance(small.head, QuantizedLinear) and divergence(plain, small, ids).kl < 0.01)
+    straight = direct(small)
+    check(isinstance(straight.head, DirectLinear) and torch.equal(straight(ids)[0], small(ids)[0]))
     logits = Decoder(small, integers=False).step(int(ids[0, 0]))
     check(torch.allclose(torch.from_numpy(logits), decoded(small)(ids[:1, :1])[0][0, 0], atol=1e-3))
     coded = with_coded_attention(plain, coders(four, four, calibrate(plain, ids)))

@@ -48,6 +48,7 @@ DOORS: dict[str, list[str] | None] = {
     "tq.infer.decoder": ["Decoder"],
     "tq.infer.kv": ["Coder", "bytes_per_token", "calibrate", "coders", "with_coded_attention"],
     "tq.infer.pages": ["Pages", "attend"],
+    "tq.infer.direct": ["DirectLinear", "direct"],
     "tq.infer.evaluate": ["divergence"],
     "tq.infer.pretrained": ["Language", "load"],
     "tq.systems": ALL,

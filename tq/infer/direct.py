@@ -39,10 +39,12 @@ class DirectLinear(QuantizedLinear):
             raise ValueError(f"known are 2 to 4 bits, Hadamard rotations and the Gaussian codebook, got {self.codec}")
 
     def forward(self, x: Tensor) -> Tensor:
+        if not x.is_cuda:
+            return super().forward(x)
         from tq.kernels import gpu_codes
 
         vectors = x.numel() // x.shape[-1]
-        if not x.is_cuda or not 0 < vectors <= gpu_codes.VECTORS:
+        if not 0 < vectors <= gpu_codes.VECTORS:
             return super().forward(x)
         codec, columns = self.codec, -(-x.shape[-1] // self.codec.block) * self.codec.block
         padded = F.pad(x.reshape(vectors, -1).float(), (0, columns - x.shape[-1]))

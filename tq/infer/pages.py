@@ -89,7 +89,7 @@ class Pages:
         return parts[0] if self.coder is None else self.coder.whole(tuple(parts), size, dtype)
 
     def to(self, device: torch.device | str) -> None:
-        """Move all of it, what ``coder`` takes off included."""
+        """Move all of it to ``device``, what ``coder`` takes off included."""
         self._pages = [tuple(part.to(device) for part in page) for page in self._pages]
         if self.coder is not None:
             names = ("mean_KD", "factor_KD", "order_KD")

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tq.infer.layers import QuantizedLinear, layers, put, shared
 from tq.infer.product import plain
+from tq.quant.codec import Code
 from tq.quant.dispatch import codebook
 from tq.quant.rotation import rotate
 from tq.train.model.gpt import GPT
@@ -33,8 +34,8 @@ class DirectLinear(QuantizedLinear):
         torch.Size([2, 8])
     """
 
-    def __init__(self, code: object) -> None:
-        super().__init__(code)  # type: ignore[arg-type]
+    def __init__(self, code: Code) -> None:
+        super().__init__(code)
         if self.codec.bits not in (2, 3, 4) or not plain(self.codec):
             raise ValueError(f"known are 2 to 4 bits, Hadamard rotations and the Gaussian codebook, got {self.codec}")
 

@@ -54,7 +54,9 @@ def book(root: Path, chapters: dict[str, dict[str, Any]]) -> Path:
 
 
 #: What rules read besides results and sources: the claims, and the tables of the models in their formulas.
-TABLES = ("claims", "documents", "hardware", "prices", "published_runs", "reliability", "stores")
+TABLES = (
+    "claims", "documents", "efficiency", "hardware", "prices", "published_runs", "reliability", "software", "stores",
+)  # fmt: skip
 
 
 def claims_only(root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -17,6 +17,7 @@ RESULTS: dict[str, s.Values] = {
         "roce/gpus": 24000, "roce/used": 16000,
         "batch/in-all/32": 0.56, "batch/in-all/128": 0.24, "batch/a-replica/32": 0.04, "batch/a-replica/128": 0.01,
     },
+    rules.COST: every("memory/{}/activations", RUNS, 0.3),
 }  # fmt: skip
 GRADIENTS, ALL, SLOW = "waits/{}/ib-ndr/data-parallel", "waits/{}/ib-ndr/all", "waits/{}/eth-25g/data-parallel"
 TURNS: list[s.Turn] = [
@@ -50,6 +51,10 @@ TURNS: list[s.Turn] = [
     ("S0-040", {}, P),
     ("S0-040", {"roce/used": 24000}, F),
     ("S0-040", {"roce/gpus": 22000}, N),
+    ("S0-070", {}, N),
+    ("S0-070", every(GRADIENTS, RUNS[:2], 0.06) | every("memory/{}/activations", RUNS[:2], 0.6), N),
+    ("S0-070", every(GRADIENTS, RUNS[:3], 0.06), P),
+    ("S0-070", every(GRADIENTS, RUNS[:3], 0.06) | every("memory/{}/activations", RUNS[2:5], 0.5), F),
     # 30 % less a tenth to 75 % and a twentieth more
     ("S3-003", {}, N),
     ("S3-003", {"waits/70b/ib-ndr/all": 0.28}, P),

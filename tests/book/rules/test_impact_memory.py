@@ -53,3 +53,6 @@ FEWER = {"S0-046": 2}
 test_each_rule_follows_the_results, test_every_rule_is_turned_and_waits_for_its_results = s.result_tests(
     rules, {rules.CHAPTER: RESULTS}, TURNS, fewer=FEWER
 )
+#: Of the step model, which tests/systems compares with published runs.
+BY_HAND = {"S0-074": (0.9704, 1.0014, 1.1058, 1.1463)}
+test_each_formula_comes_to, test_every_formula_is_worked_out = s.formula_tests(rules, BY_HAND)

@@ -12,6 +12,7 @@ RESULTS: dict[str, s.Values] = {
         SHARDED: 0.02,
         WHOLE: 0.03,
         "startup/saving/100g": 0.09,
+        "provider/time/100g/plain": 1.18, "provider/time/100g/gradients": 1.09, "provider/time/25g/gradients": 1.5,
         **{f"startup/api/{name}": b for name, b in (("input", 1.2), ("output", 0.3), ("70b", 4.9))},
     },
 }
@@ -28,6 +29,9 @@ TURNS: list[s.Turn] = [
     ("S0-054", {}, N),
     ("S0-054", {WHOLE: 0.43}, N),
     ("S0-054", {WHOLE: 0.46}, F),
+    ("S0-071", {}, P),
+    ("S0-071", {"provider/time/100g/plain": 1.6}, F),
+    ("S0-071", {"provider/time/100g/gradients": 1.3}, N),
     ("S3-066", {}, F),
     ("S3-066", {"startup/api/output": 0.09}, P),
     ("S3-066", {f"startup/api/{name}": 0.09 for name in ("input", "output", "70b")}, N),

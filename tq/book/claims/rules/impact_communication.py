@@ -8,7 +8,7 @@ from tq.book.claims.ledger import NOT_CHECKABLE, PRINTED, Claim, Finding, Result
 from tq.book.claims.words import Check, compare, in_part
 from tq.quant.bounds import compression_ratio
 
-CHAPTER = "impact-communication"
+CHAPTER, COST = "impact-communication", "cost-structure"
 DATA_PARALLEL = ("7b", "70b", "175b", "405b")  # runs that send only gradients and pipeline traffic between nodes
 RUNS = (*DATA_PARALLEL, "70b-tp16", "8x22b-ep8")
 NAMES = {
@@ -215,6 +215,23 @@ def _link(rate: int, change: str) -> Formula:
     )  # fmt: skip
 
 
+def largest_variables(claim: Claim, results: Results) -> Finding:
+    """Reproduced if, in half of six modelled runs or more, gradient sync is the larger part of what GPUs wait for at
+    400 Gbit/s, and activations are half of the memory. A part holds if one of the two does."""
+    every, own = _all(results, "waits/{}/ib-ndr/all", RUNS), _all(results, "waits/{}/ib-ndr/data-parallel", RUNS)
+    larger = sum(own[run] >= every[run] / 2 for run in RUNS)
+    full = sum(results(COST, f"memory/{run}/activations") >= 0.5 for run in RUNS)
+    checks = (
+        compare("runs where gradient sync is the larger part of the waiting", larger, len(RUNS) / 2),
+        compare("runs where activations are half of the memory", full, len(RUNS) / 2),
+    )
+    text = (
+        f"In {larger} of {len(RUNS)} modelled runs gradient sync is most of what GPUs wait for at 400 Gbit/s, in "
+        f"{full} activations are half of the memory. The largest variable is computing: waiting takes {_spread(every)}."
+    )
+    return found(claim, checks, text, claim.would_change, "medium", see=COST)
+
+
 def _over_infiniband() -> dict[str, Figure]:
     return {
         "only Ethernet compressed, from fp32": 100 * compression_ratio(STORED) / 400,
@@ -242,6 +259,7 @@ RULES: dict[str, Rule] = {
     "S0-037": _link(25, "The gradient type that the effective rate of 25 Gbit/s is compared with."),
     "S0-039": double_throughput,
     "S0-040": meta_on_ethernet,
+    "S0-070": largest_variables,
     "S3-003": synchronisation,
     "S3-034": sync_at_batch,
 }  # fmt: skip

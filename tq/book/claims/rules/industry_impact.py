@@ -79,6 +79,22 @@ def own_gpus(claim: Claim, results: Results) -> Finding:
     return found(claim, checks, text, change, "low", "GPUs * price of a GPU-hour * 730 / price of a million tokens")
 
 
+def ethernet_becomes_capable(claim: Claim, results: Results) -> Finding:
+    """Reproduced if a plain 70B step on Ethernet of 100 Gbit/s per GPU takes half as long again as on 400, so that it
+    was not capable, and a coded one at most a fifth longer. A part holds if the coded one does."""
+    plain, coded = (results(CHAPTER, f"provider/time/100g/{name}") for name in ("plain", "gradients"))
+    slow = results(CHAPTER, "provider/time/25g/gradients")
+    checks = (
+        compare("plain step at 100 Gbit/s, times that at 400", plain, 1.5),
+        in_part(compare("coded step at 100 Gbit/s, times that at 400", coded, most=1.2)),
+    )
+    text = (
+        f"Ethernet trains LLMs without compression: at 100 Gbit/s a plain 70B step takes {plain:.2f} times the time at "
+        f"400, a coded one {coded:.2f} (modelled). At 25 Gbit/s a coded one takes {slow:.2f}."
+    )
+    return found(claim, checks, text, claim.would_change, "medium")
+
+
 def _mixtral() -> dict[str, Figure]:
     shape = Transformer.preset("mixtral-8x7b")
     return {"by the published shape": (shape.active_parameters / 1e9, shape.parameters / 1e9)}
@@ -88,6 +104,7 @@ RULES: dict[str, Rule] = {
     "S0-052": cheaper_cluster,
     "S0-053": cheaper_run,
     "S0-054": more_runs,
+    "S0-071": ethernet_becomes_capable,
     "S3-066": own_gpus,
     "S3-067": Formula(
         "parameters per token and in all of 32 layers of width 4,096 with 8 experts of 14,336, 2 per token", _mixtral,

@@ -13,6 +13,7 @@ Shapes: u units of work of r ranks.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
@@ -146,6 +147,40 @@ class Forecast:
     unused: float
 
 
+@dataclass(frozen=True)
+class Arrival:
+    """A result that arrives ``now``, ``took_s`` after its rank was released, and what the coordinator does with it."""
+
+    now: float
+    rank: int
+    took_s: float
+    decision: Decision
+
+
+def arrivals(coordinator: Coordinator, work_s: NDArray[np.float64], exchange_s: float = 0.0) -> Iterator[Arrival]:
+    """All results in the order of a virtual clock, without end; arguments as of ``forecast``."""
+    work = np.asarray(work_s, dtype=np.float64)
+    if work.ndim != 2 or not work.size or not (np.isfinite(work) & (work >= 0)).all():
+        raise ValueError(f"work_s must be [units, ranks] of finite seconds, 0 or more, got shape {work.shape}")
+    positive("exchange_s", exchange_s, zero=True, finite=True)
+    alone, done = coordinator.policy.local_steps, [0] * coordinator.ranks
+    under_way: list[tuple[float, int, int, float]] = []  # time, rank, version, seconds of work in it
+
+    def start(rank: int, now: float) -> None:
+        took = float(work[np.arange(done[rank], done[rank] + alone) % len(work), rank].sum())
+        done[rank] += alone
+        heappush(under_way, (now + took + exchange_s, rank, coordinator.version, took))
+
+    for rank in range(coordinator.ranks):
+        start(rank, 0.0)
+    while True:
+        now, rank, version, took = heappop(under_way)
+        decision = coordinator.arrived(rank, version)
+        for each in decision.releases:
+            start(each, now)
+        yield Arrival(now, rank, took, decision)
+
+
 def forecast(policy: Policy, work_s: NDArray[np.float64], steps: int, exchange_s: float = 0.0) -> Forecast:
     """When the updates of a run come, if every rank's steps take the given times.
 
@@ -162,36 +197,19 @@ def forecast(policy: Policy, work_s: NDArray[np.float64], steps: int, exchange_s
 
     Bounded staleness buys the run s steps in all against a rank that is slow for good, and no speed.
     """
-    work = np.asarray(work_s, dtype=np.float64)
-    if work.ndim != 2 or not work.size or not (np.isfinite(work) & (work >= 0)).all():
-        raise ValueError(f"work_s must be [units, ranks] of finite seconds, 0 or more, got shape {work.shape}")
     positive_int("steps", steps)
-    positive("exchange_s", exchange_s, zero=True, finite=True)
-    ranks, alone = work.shape[1], policy.local_steps
-    coordinator, rows = Coordinator(policy, ranks), np.arange(alone)
-    done, busy, results = [0] * ranks, 0.0, 0
-    arrivals: list[tuple[float, int, int, float]] = []  # time, rank, version, seconds of work in it
-
-    def start(rank: int, now: float) -> None:
-        took = float(work[(done[rank] * alone + rows) % len(work), rank].sum())
-        done[rank] += 1
-        heappush(arrivals, (now + took + exchange_s, rank, coordinator.version, took))
-
-    for rank in range(ranks):
-        start(rank, 0.0)
+    ranks = np.shape(work_s)[-1]
+    coordinator, updates, busy, results = Coordinator(policy, ranks), list[float](), 0.0, 0
     wanted = max(1, round(steps / policy.steps_of_update(ranks)))
-    updates: list[float] = []
-    while len(updates) < wanted:
-        now, rank, version, took = heappop(arrivals)
-        busy, results = busy + took, results + 1
-        decision = coordinator.arrived(rank, version)
-        updates += [now] if decision.applies else []
-        for each in decision.releases:
-            start(each, now)
+    for each in arrivals(coordinator, work_s, exchange_s):
+        busy, results = busy + each.took_s, results + 1
+        updates += [each.now] if each.decision.applies else []
+        if len(updates) == wanted:
+            break
     times = np.array(updates)
     step_s = float(times[-1]) / (wanted * policy.steps_of_update(ranks))
     share = busy / (ranks * float(times[-1])) if times[-1] else 1.0
-    return Forecast(times, step_s, share, coordinator.unused / results)
+    return Forecast(times, step_s, min(share, 1.0), coordinator.unused / results)
 
 
 @dataclass(frozen=True)

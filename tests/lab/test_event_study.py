@@ -37,4 +37,5 @@ def test_negative_scaling_is_where_the_law_says() -> None:
 
 
 def test_ring() -> None:
-    assert event_study.ring({"sites": 500, "rounds": 300, "warm": 300})["utilisation"] == pytest.approx(0.2465, abs=0.01)
+    found = event_study.ring({"sites": 500, "rounds": 300, "warm": 300})
+    assert found["utilisation"] == pytest.approx(0.2465, abs=0.01)

@@ -26,16 +26,17 @@ def drawn(kind: str, spread_s: float, ranks: int, steps: int, seed: int = 0) -> 
     return draw.exponential(spread_s, (steps, ranks))
 
 
-def _steps(folder: Path, kind: str, spread_s: float, steps: int, seed: int) -> list[float]:
+def _steps(folder: Path, kind: str, spread_s: float, steps: int, seed: int) -> list[list[float]]:
     rank, ranks = dist.get_rank(), dist.get_world_size()
     mine = drawn(kind, spread_s, ranks, steps, seed)[:, rank]
     dist.barrier()
-    ends = [time.perf_counter()]
+    ends, own = [time.perf_counter()], []
     for work in mine:
         time.sleep(max(0.0, ends[-1] + float(work) - time.perf_counter()))
+        own.append(time.perf_counter() - ends[-1])
         dist.barrier()
         ends.append(time.perf_counter())
-    return np.diff(ends).tolist()  # type: ignore[no-any-return]
+    return [np.diff(ends).tolist(), own]
 
 
 def measure(task: dict[str, Any], device: str = "cpu") -> dict[str, Any]:
@@ -45,13 +46,14 @@ def measure(task: dict[str, Any], device: str = "cpu") -> dict[str, Any]:
         task: ``ranks``, ``steps``, ``kind``, ``spread_s`` and ``seed`` of ``drawn``.
 
     Returns:
-        mean_s of a step over steps and ranks, its standard error over steps, and slowest_s: the mean of the slowest
-        drawn time, which a barrier without cost would take.
+        mean_s of a step over steps and ranks, its standard error over steps, slowest_s: the mean of the slowest drawn
+        time, which a barrier without cost would take, and own_s: what the work of the first rank took, step by step.
     """
     settings = {key: task[key] for key in ("kind", "spread_s", "steps", "seed")}
-    found = np.array(together(_steps, task["ranks"], **settings)).mean(0)
+    of_ranks = together(_steps, task["ranks"], **settings)
+    found = np.array([steps for steps, _ in of_ranks]).mean(0)
     work = drawn(task["kind"], task["spread_s"], task["ranks"], task["steps"], task["seed"])
     return {
         "mean_s": float(found.mean()), "error_s": float(found.std(ddof=1) / len(found) ** 0.5),
-        "slowest_s": float(work.max(1).mean()),
+        "slowest_s": float(work.max(1).mean()), "own_s": of_ranks[0][1],
     }  # fmt: skip

@@ -12,8 +12,8 @@ from typing import Any
 from tq.systems.event_simulation import Phold, Trace, conservative, horizon, optimistic, sequential
 from tq.systems.synchronisation import Scaling
 
-WINDOW = 1.0  # of optimism, in mean delays, where it is held back
-COMMIT = 32  # rounds of Time Warp from one global virtual time to the next
+WINDOW = 4.0  # of optimism, in mean delays, where it is held back
+COMMIT, COMMIT_HELD = 32, 8  # rounds of Time Warp from one global virtual time to the next
 
 
 def agree(task: dict[str, Any], device: str = "cpu") -> dict[str, Any]:
@@ -42,7 +42,7 @@ def wasted(task: dict[str, Any], device: str = "cpu") -> dict[str, float]:
     """
     model, processors, barrier = Phold(**task["model"]), task["processors"], task["barrier"]
     safe, free = conservative(model, processors), optimistic(model, processors, commit_every=COMMIT)
-    held = optimistic(model, processors, WINDOW, COMMIT)
+    held = optimistic(model, processors, WINDOW, COMMIT_HELD)
     return {
         "conservative": safe.efficiency(barrier), "optimistic": free.efficiency(barrier),
         "held": held.efficiency(barrier), "undone": 1 - free.kept, "undone-held": 1 - held.kept,

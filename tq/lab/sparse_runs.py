@@ -13,7 +13,6 @@ import torch.distributed as dist
 from tq.lab.ranks import together
 from tq.train.experiments import paired_runs, simulated_sites
 from tq.train.experiments.paired_runs import Run
-from tq.train.experiments.simulated_sites import SiteRun
 from tq.train.experiments.simulated_workers import Workers
 from tq.train.model.corpus import load
 from tq.train.model.gpt import GPT, PRESETS

@@ -9,11 +9,8 @@ RESULTS: dict[str, s.Values] = {
     rules.CHAPTER: {
         **every(OURS, (2, 8), 7.5), **every(BF16, (2, 8), 2.0),
         **{GATHER.format(n): fewer for n, fewer in ((2, 7.5), (4, 3.7), (8, 1.9))},
-        "sparse/message": 500.0,
-        "sparse/ranks-64": 15.6,
         "faster/ours/100/2/16mib": 7.2,
     },
-    rules.ADAMW: {"top-k-1-pc/gap": 0.4},
     rules.TRAINING: {"loss/ddp-4/gap": 0.004, "loss/ddp-4/gap-high": 0.009},
 }  # fmt: skip
 TURNS: list[s.Turn] = [
@@ -28,12 +25,6 @@ TURNS: list[s.Turn] = [
     ("S0-017", {}, P),
     ("S0-017", {GATHER.format(8): 6.8, OURS.format(8): 6.7}, F),
     ("S0-017", {OURS.format(8): 6.7}, N),
-    # 270 less a twentieth to 600 and a tenth more
-    ("S3-029", {}, P),
-    ("S3-029", {"top-k-1-pc/gap": 0.011}, P),
-    ("S3-029", {"top-k-1-pc/gap": 0.009}, F),
-    ("S3-029", {"sparse/message": 250.0}, N),
-    ("S3-029", {"sparse/message": 250.0, "top-k-1-pc/gap": 0.001}, P),  # training would bear it, but it is less
     ("S4-100", {}, F),
     ("S4-100", {"loss/ddp-4/gap-high": 0.2}, P),
     ("S4-100", {"loss/ddp-4/gap-high": 0.011}, P),

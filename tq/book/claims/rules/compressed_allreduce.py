@@ -5,7 +5,7 @@ from __future__ import annotations
 from tq.book.claims.ledger import Claim, Finding, Results, Rule, found
 from tq.book.claims.words import Check, compare, in_part
 
-CHAPTER, ADAMW, TRAINING = "compressed-allreduce", "compressed-adamw", "data-parallel-training"
+CHAPTER, TRAINING = "compressed-allreduce", "data-parallel-training"
 LINEAR = 0.9  # share of its saving that a method keeps from 2 ranks to 8 if it scales, nearly
 SAME = 0.01  # nats; of a claim that names no margin
 
@@ -57,24 +57,6 @@ def scaling(claim: Claim, results: Results) -> Finding:
     return found(claim, checks, text, change, "medium")
 
 
-def sparse_gradients(claim: Claim, results: Results) -> Finding:
-    """Reproduced if one message shrinks by the claimed factor and training ends within 0.01 nats of the baseline. A
-    part holds if one of the two is so."""
-    message, gap = results(CHAPTER, "sparse/message"), results(ADAMW, "top-k-1-pc/gap")
-    many = results(CHAPTER, "sparse/ranks-64")
-    checks = (
-        compare("times smaller than fp32, one message", message, *claim.bounds()),
-        compare("nats from the baseline with 1% of the elements", gap, most=SAME),
-    )
-    text = (
-        f"A message with 0.1% of the elements is computed to be {message:.0f} times smaller than fp32, but with 64 "
-        f"ranks only {many:.0f} times. With 1% of the elements AdamW ends {gap:+.2f} nats from the baseline "
-        "(measured); the source used SGD."
-    )
-    change = "An AdamW run that stays at the baseline with one element in a thousand."
-    return found(claim, checks, text, change, "medium")
-
-
 def quantized_gradients(claim: Claim, results: Results) -> Finding:
     """Reproduced if quantized gradients send at least two times fewer bytes between hosts than fp32 and the loss ends
     within 0.01 nats of fp32, interval included. A part holds if one of the two is so."""
@@ -97,7 +79,6 @@ def quantized_gradients(claim: Claim, results: Results) -> Finding:
 RULES: dict[str, Rule] = {
     "S0-001": fewer_bytes,
     "S0-017": scaling,
-    "S3-029": sparse_gradients,
     "S4-100": quantized_gradients,
     "T-011": all_gather,
 }

@@ -1,0 +1,115 @@
+"""Rules over waiting for the slowest, simulated events, and messages of the largest entries."""
+
+from __future__ import annotations
+
+from tq.book.claims.ledger import Claim, Finding, Results, Rule, found
+from tq.book.claims.words import Check, compare, in_part
+from tq.systems.checkpoint import lost_share, young_interval_s
+from tq.systems.failures import mtbf_s
+
+CHAPTER = "synchronisation"
+TRAFFIC = "impact-communication"
+RUNS = ("7b", "70b", "175b", "405b", "70b-tp16", "8x22b-ep8")
+WITHIN = 0.03  # of the mean of the slowest
+SLOWER = 1.1  # times the least time that count as negative scaling
+NOTICED = 0.01  # share, or messages per event, from which on a cost is there
+HALF = 0.5  # of the time, from which on costs dominate
+SAME = 0.01  # nats
+GPUS, WRITE_S = 24_576, 60.0
+
+
+def negative_scaling(claim: Claim, results: Results) -> Finding:
+    """Reproduced if 1,024 processors take at least 10 % longer than the best number both with a barrier that grows with
+    the number of processors and with one that grows with its logarithm. A part holds if they do with the first."""
+    linear, tree = (results(CHAPTER, f"scaling/{law}/last-over-best") for law in ("linear", "tree"))
+    best, law = results(CHAPTER, "scaling/linear/best"), results(CHAPTER, "scaling/n-star")
+    first = compare("time on 1,024 over the least, barrier growing with n", linear, SLOWER, unit="x")
+    second = compare("the same, growing with log n", tree, SLOWER, unit="x")
+    checks = (Check(f"{first.text} and {second.text}", first.holds and second.holds), in_part(first))
+    text = (
+        f"On virtual processors a barrier that grows with their number makes {best:.0f} the fastest (sqrt(W/a): "
+        f"{law:.0f}), and 1,024 take {linear:.1f} times as long. With a tree barrier 1,024 take {tree:.1f} times the "
+        "least."
+    )
+    return found(claim, checks, text, "Simulations on real processors, to a thousand of them.", "medium")
+
+
+def three_costs(claim: Claim, results: Results) -> Finding:
+    """Reproduced if each of barriers, messages and rollbacks is a hundredth at least: of the conservative machine's
+    time, per event, and of what Time Warp does."""
+    barrier, message, rollback = (results(CHAPTER, f"cost/{cost}") for cost in ("barrier", "message", "rollback"))
+    checks = (
+        compare("share of the time in barriers", barrier, NOTICED),
+        compare("messages per event", message, NOTICED),
+        compare("share of the events that are undone", rollback, NOTICED),
+    )
+    text = (
+        f"On 64 virtual processors barriers take {barrier:.0%} of a conservative simulation, there are {message:.2f} "
+        f"messages per event, and Time Warp undoes {rollback:.0%} of its events. That nobody had told them apart was "
+        "not checked."
+    )
+    return found(claim, checks, text, "A simulation in which one of the three costs nothing.", "medium")
+
+
+def slowest_decides(claim: Claim, results: Results) -> Finding:
+    """Reproduced if steps of eight real ranks with injected jitter take the mean of the slowest within 3 %, whether the
+    jitter is normal or exponential."""
+    kinds = ("normal", "exponential")
+    ratios = {kind: results(CHAPTER, f"barrier/{kind}/over-theory") for kind in kinds}
+    backup = results(CHAPTER, "step-over-synchronous/for-good/one-backup-rank")
+    checks = [
+        compare(f"step over the mean of the slowest, {kind} jitter", ratio, 1 - WITHIN, 1 + WITHIN)
+        for kind, ratio in ratios.items()
+    ]
+    text = (
+        f"Steps of eight processes with a barrier take {ratios['normal']:.3f} and {ratios['exponential']:.3f} times "
+        f"the mean of the slowest (normal and exponential jitter, measured). With a backup rank a step need not wait: "
+        f"{backup:.2f} times as long. Causes were not measured."
+    )
+    return found(claim, checks, text, "Training in which ranks do not wait for each other.", "high")
+
+
+def dominate(claim: Claim, results: Results) -> Finding:
+    """Reproduced if waiting (2 % of spread on 24,576 GPUs), communication and lost work together are half of the time
+    in each of six modelled runs. A part holds if they are in one."""
+    waits = results(CHAPTER, "waits/24576/2-percent")
+    traffic = {run: results(TRAFFIC, f"waits/{run}/ib-ndr/all") for run in RUNS}
+    mtbf = float(mtbf_s(GPUS))
+    lost = float(lost_share(young_interval_s(WRITE_S, mtbf), WRITE_S, mtbf))
+    low, high = (waits + share + lost for share in (min(traffic.values()), max(traffic.values())))
+    checks = (
+        compare("share of all three costs, the least of six runs", low, HALF),
+        in_part(compare("the largest", high, HALF)),
+    )
+    text = (
+        f"Modelled on 24,576 GPUs, waiting takes {waits:.0%}, lost work {lost:.0%}, and communication "
+        f"{min(traffic.values()):.0%} to {max(traffic.values()):.0%} of the time of six runs at 400 Gbit/s. Together "
+        f"that is at most {high:.0%}."
+    )
+    change = "A profile of a large run with the shares of the three costs."
+    return found(claim, checks, text, change, "low", "waiting + communication + Young's loss")
+
+
+def sparse_gradients(claim: Claim, results: Results) -> Finding:
+    """Reproduced if one message with fp32 values and indices shrinks by the claimed factor and training as the authors
+    describe it, with SGD, ends within 0.01 nats of SGD. A part holds if one of the two is so."""
+    message, many = results(CHAPTER, "dgc/message"), results(CHAPTER, "dgc/fewer/64")
+    gap, adam = results(CHAPTER, "gap/dgc-sgd"), results(CHAPTER, "gap/dgc")
+    size = compare("times smaller than fp32, one message", message, *claim.bounds())
+    loss = compare("nats behind SGD", gap, most=SAME)
+    checks = (Check(f"{size.text} and {loss.text}", size.holds and loss.holds), in_part(size), in_part(loss))
+    text = (
+        f"0.1% of the entries is a message {message:.0f} times smaller than fp32 (computed), {many:.0f} times fewer "
+        f"bytes on 64 ranks. As its authors train, the loss ends {gap:+.3f} nats from SGD, under AdamW {adam:+.3f} "
+        "(four ranks, measured)."
+    )
+    return found(claim, checks, text, "A larger model, or more steps after the warm-up.", "medium")
+
+
+RULES: dict[str, Rule] = {
+    "S3-023": negative_scaling,
+    "S3-024": three_costs,
+    "S3-025": slowest_decides,
+    "S3-029": sparse_gradients,
+    "S3-077": dominate,
+}

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -112,6 +113,8 @@ class Threads:
     def __init__(self) -> None:
         self.readers, self.writers = (ThreadPoolExecutor(1, f"tq-stream-{name}") for name in ("in", "out"))
         self.waited_s = 0.0
+        for pool in (self.readers, self.writers):  # now, while there is room for their stacks
+            pool.submit(time.perf_counter).result()
 
     def result(self, future: Future[Tensor]) -> Tensor:
         """What a transfer gives, and the wait for it is counted."""
@@ -210,7 +213,8 @@ class Spill:
     """
 
     def __init__(self, where: str | int, folder: Path | None, threads: Threads, nbytes: int, records: int) -> None:
-        self.where, self.held = where, {}  # type: ignore[var-annotated]
+        self.where = where
+        self.held: dict[int, Any] = {}
         self.step_bytes = whole_pages(nbytes)
         self.lane: Lane | None = None
         if where == "place":
@@ -250,7 +254,7 @@ class Spill:
             x = buffer[:size].clone().view(dtype).view(shape)
             self.lane.give(buffer)
             return x
-        return held.codec.decode(held) if isinstance(self.where, int) else held  # type: ignore[no-any-return]
+        return held.codec.decode(held) if isinstance(self.where, int) else held
 
     @property
     def nbytes(self) -> int:

@@ -149,6 +149,12 @@ class Model:
         ends = [name for name in ("final_norm.weight", "head.weight") if name in self.resident]
         return ["embed.weight", *blocks, *ends]
 
+    def named_shapes(self) -> Iterator[tuple[str, torch.Size]]:
+        """Name and shape of every parameter, in that order."""
+        for name in self.names:
+            inner = name.startswith("blocks.")
+            yield name, self.shapes[name.split(".", 2)[2]] if inner else self.resident[name]
+
     @property
     def largest(self) -> int:
         """Bytes of the largest record."""
@@ -163,9 +169,8 @@ class Model:
         """The parameters as ``GPT(config, seed)`` has them, bit for bit, one after the other."""
         generator = torch.Generator("cpu").manual_seed(seed)
         residual = 0.02 / math.sqrt(2 * self.config.layers)
-        for name in self.names:
-            inner = name.split(".", 2)[2] if name.startswith("blocks.") else name
-            x = torch.empty(self.shapes[inner] if name.startswith("blocks.") else self.resident[name])
+        for name, shape in self.named_shapes():
+            x = torch.empty(shape)
             if x.ndim < 2:
                 yield name, x.fill_(1.0)
             else:

@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -26,26 +26,9 @@ from tq.train.model.gpt import GPT, GPTConfig, rope_tables
 from tq.train.model.loop import EVALUATION_SEED, TrainConfig, learning_rate
 from tq.train.stream.files import Spill
 from tq.train.stream.layout import Model
+from tq.train.stream.options import Work, check, describe, given
 from tq.train.stream.records import Progress, Records, decoded
-from tq.train.stream.update import IMPLS, step_record
-
-CLIPS = ("global", "previous")
-KEPT = ("memory", "place")
-
-
-@dataclass(frozen=True)
-class Work:
-    """Of the last step: its seconds, those that it waited for the disk, and the bytes that moved."""
-
-    seconds: float
-    waited_s: float
-    bytes_read: int
-    bytes_written: int
-
-    @property
-    def binds(self) -> str:
-        """What the step was bound by: the disk where it waited for it more than a tenth of its time."""
-        return "disk" if self.waited_s > 0.1 * self.seconds else "compute"
+from tq.train.stream.update import step_record
 
 
 def layer_groups(model: GPT, weight_decay: float) -> list[dict[str, Any]]:
@@ -54,7 +37,7 @@ def layer_groups(model: GPT, weight_decay: float) -> list[dict[str, Any]]:
 
     It matters where moments lie in few bits; in fp32 any groups give the same numbers.
     """
-    layers = [list(block.parameters()) for block in model.blocks]
+    layers: list[list[Any]] = [list(block.parameters()) for block in model.blocks.children()]
     ends = [[p] for p in (model.embed.weight, model.final_norm.weight)]
     ends += [] if model.config.tie_embeddings else [[model.head.weight]]
     groups = []
@@ -138,7 +121,7 @@ class StreamedTrainer:
         if found is not None:
             self.losses, self.norm = found.losses, found.norm
         else:
-            self.records.begin(self.model.initial(seed) if weights is None else _given(self.model, weights))
+            self.records.begin(self.model.initial(seed) if weights is None else given(self.model, weights))
         done = len(self.losses)
         self.resident = {name: torch.empty(shape) for name, shape in self.model.resident.items()}
         for number, (piece, record) in enumerate(self.model.pieces, self.layers):
@@ -166,7 +149,9 @@ class StreamedTrainer:
         return self.config.batch * self.seq
 
     # --- the walk over the layers ---
-    def _walk(self, numbers: Sequence[int], part: str, then: tuple[int, str] | None = None) -> Iterator[tuple[int, Any]]:
+    def _walk(
+        self, numbers: Sequence[int], part: str, then: tuple[int, str] | None = None
+    ) -> Iterator[tuple[int, Tensor]]:
         """(number, buffer) of one record after the other, while the next is on its way; then: what comes after."""
         done = self.steps_done
         for place, number in enumerate(numbers):
@@ -184,7 +169,7 @@ class StreamedTrainer:
     def _block(self, weights: Iterable[Tensor], x: Tensor) -> Tensor:
         length = x.shape[1]
         with self._autocast():
-            return functional_call(  # type: ignore[no-any-return]
+            return functional_call(
                 self.model.template, dict(zip(self.model.shapes, weights, strict=True)),
                 (x, self._cos[:length], self._sin[:length]),
             )  # fmt: skip
@@ -293,7 +278,8 @@ class StreamedTrainer:
         deferred = self.gradients is not None
         after = 0 if deferred else self.layers
         order = range(self.layers - 1, -1, -1)
-        for layer, buffer in self._walk(order, "weights" if deferred else "all", (after, "all" if deferred else "moments")):
+        then = (after, "all" if deferred else "moments")
+        for layer, buffer in self._walk(order, "weights" if deferred else "all", then):
             for part in range(len(upstream)):
                 self.inputs.ask((layer - 1) * len(upstream) + part)
             gradients = self._block_backward(layer, buffer, upstream)
@@ -434,49 +420,6 @@ class StreamedTrainer:
         self.close()
 
 
-def check(
-    model: GPTConfig, corpus: Corpus, config: TrainConfig, *, inputs: str | int, clip: str, resident: int,
-    loss_tokens: int | None, impl: str, state: tuple[int, int] | None, place: object,
-) -> None:  # fmt: skip
-    """ValueError, in one sentence, for what a streamed run cannot do."""
-    seq = model.seq if config.seq is None else config.seq
-    bits = isinstance(inputs, int) and not isinstance(inputs, bool) and 2 <= inputs <= 8
-    state_ok = state is None or (
-        isinstance(state, tuple) and len(state) == 2 and state[0] in range(2, 9) and state[1] in (2, 4, 8)
-    )
-    wrong = {
-        f"corpus has {corpus.vocab} tokens, the model's vocab is only {model.vocab}": corpus.vocab > model.vocab,
-        f"seq={seq} is longer than the model's {model.seq}": seq > model.seq,
-        "a streamed run cannot be compiled: its weights change place; set compile=False": config.compile,
-        "a streamed run takes float32 or torch.bfloat16: float16 would need a second pass to skip a step":
-            config.autocast == torch.float16,
-        f"inputs must be 'memory', 'place' or 2 to 8 bits, got {inputs!r}": not (inputs in KEPT or bits),
-        f"inputs='place' needs a folder to lie in, got place={place!r}": inputs == "place" and place is None,
-        f"clip must be one of {', '.join(CLIPS)}; got {clip!r}": clip not in CLIPS,
-        f"resident must be a number of blocks, 0 or more, got {resident!r}":
-            isinstance(resident, bool) or not isinstance(resident, int) or resident < 0,
-        f"loss_tokens must be a positive integer or None, got {loss_tokens!r}":
-            loss_tokens is not None and not (isinstance(loss_tokens, int) and loss_tokens > 0),
-        f"impl must be one of {', '.join(IMPLS)}; got {impl!r}": impl not in IMPLS,
-        f"state must be None or (2 to 8, one of 2, 4, 8) bits of (m, v), got {state!r}": not state_ok,
-    }  # fmt: skip
-    for sentence, holds in wrong.items():
-        if holds:
-            raise ValueError(sentence)
-
-
-def _given(model: Model, weights: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """The weights that somebody gave, in the model's order; ValueError names the first that does not fit."""
-    for name in model.names:
-        shape = model.shapes[name.split(".", 2)[2]] if name.startswith("blocks.") else model.resident[name]
-        if name not in weights:
-            raise ValueError(f"weights lack {name}")
-        x = weights[name]
-        if x.shape != shape:
-            raise ValueError(f"weights: {name} must have shape {tuple(shape)}, got {tuple(x.shape)}")
-        yield name, x.detach().float()
-
-
 def _add(gradients: dict[str, Tensor], name: str, more: Tensor) -> None:
     if name in gradients:
         gradients[name].add_(more)
@@ -492,11 +435,3 @@ def _add_rows(gradients: dict[str, Tensor], ids: Tensor, upstream: Tensor, table
     if "embed.weight" not in gradients:
         gradients["embed.weight"] = torch.zeros_like(table)
     gradients["embed.weight"].index_add_(0, unique, rows)
-
-
-def describe(work: Work | None, tokens: int) -> str:
-    """A progress line's part on speed: tokens per second, and what binds."""
-    if work is None:
-        return "no step yet"
-    moved = (work.bytes_read + work.bytes_written) / work.seconds / 1e6
-    return f"{tokens / work.seconds:,.0f} tokens/s, {work.binds} binds ({moved:,.0f} MB/s, waited {work.waited_s / work.seconds:.0%})"

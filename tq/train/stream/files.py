@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import queue
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -113,8 +114,12 @@ class Threads:
     def __init__(self) -> None:
         self.readers, self.writers = (ThreadPoolExecutor(1, f"tq-stream-{name}") for name in ("in", "out"))
         self.waited_s = 0.0
-        for pool in (self.readers, self.writers):  # now, while there is room for their stacks
-            pool.submit(time.perf_counter).result()
+        before = threading.stack_size(1 << 20)
+        try:
+            for pool in (self.readers, self.writers):  # now, while there is room for their stacks
+                pool.submit(time.perf_counter).result()
+        finally:
+            threading.stack_size(before)
 
     def result(self, future: Future[Tensor]) -> Tensor:
         """What a transfer gives, and the wait for it is counted."""

@@ -7,6 +7,7 @@ of ``tq.systems.tiers`` with one block computed once at the real shape, and rate
 from __future__ import annotations
 
 import ctypes
+import importlib
 import sys
 import time
 from collections.abc import Callable
@@ -76,6 +77,7 @@ def program_bytes() -> int:
 
 def load_program(impl: str) -> int:
     """Loads all that a step needs, gives back what that has left over, and returns ``program_bytes``."""
+    importlib.import_module("tq.train.tqk.disk")
     record = Record({"w": torch.Size((2, 64))}, None)
     buffer = aligned(record.nbytes).zero_()
     settings = {"lr": 0.0, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.0}

@@ -65,7 +65,7 @@ class Replay:
     @property
     def share(self) -> float:
         """Share of the accesses that missed."""
-        return float(self.missed.mean())
+        return float(self.missed.mean()) if len(self.missed) else 0.0
 
 
 def next_uses(trace: Trace, step: int | None = None) -> NDArray[np.int64]:
@@ -86,7 +86,7 @@ def next_uses(trace: Trace, step: int | None = None) -> NDArray[np.int64]:
 
 def _blocks(trace: Trace) -> NDArray[np.int64]:
     blocks = np.asarray(trace)
-    if blocks.ndim != 1 or blocks.dtype.kind not in "iu" or (len(blocks) and blocks.min() < 0):
+    if blocks.ndim != 1 or (len(blocks) and (blocks.dtype.kind not in "iu" or blocks.min() < 0)):
         raise ValueError(f"trace must be a sequence of block numbers, 0 or more; got {trace!r:.60}")
     return blocks.astype(np.int64)
 

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tq.lab import lifetimes, pool, tiled_attention
-from tq.systems import tiers
+from tq.lab import hierarchy, lifetimes, pool, streaming, tiled_attention
 from tq.train.model import GPT, GPTConfig
 
 
@@ -62,3 +61,34 @@ def test_a_recorded_step_goes_forward_back_and_sweeps() -> None:
     lives = [life for life in recorder.lives.values() if life.kind == "activation" and life.layer == 0]
     assert lives and all(life.uses == sorted(life.uses) for life in lives)
     assert recorder.peak("activation") <= sum(x.nbytes for x in recorder.lives.values() if x.kind == "activation")
+
+
+def test_latency_and_rates_are_of_a_plausible_machine(tmp_path: Path) -> None:
+    near, far = hierarchy.latency_s(16 << 10, steps=200_000), hierarchy.latency_s(64 << 20, True, steps=200_000)
+    assert 1e-10 < near < far < 1e-5
+    assert 1e8 < hierarchy.read_bytes_per_s(1 << 20) < 1e13 and 1e8 < hierarchy.copy_bytes_per_s(1 << 20) < 1e13
+    rates = hierarchy.disk_rates(str(tmp_path), 1 << 16, 4, 1 << 20)
+    assert rates["read"] > 1e5 and rates["write"] > 1e5
+
+
+def test_levels_are_found_where_latency_rises() -> None:
+    sizes = [1 << k for k in range(12, 24)]
+    latencies = [1e-9 if s <= 1 << 15 else 4e-9 if s <= 1 << 20 else 2e-8 for s in sizes]
+    assert hierarchy.steps_up(sizes, latencies) == [1 << 15, 1 << 20]
+
+
+@pytest.mark.parametrize("way", ["naive", "blocked", "library"])
+def test_products_are_right(way: str) -> None:
+    took, error = hierarchy.product_s(130, way, 48)
+    assert took > 0 and error < 1e-4
+    with pytest.raises(ValueError, match="way must be"):
+        hierarchy.product_s(4, "packed")
+    assert hierarchy.bytes_moved(64, 64) == 4 * (2 * 64**2 + 64**2)
+
+
+def test_one_ceiling_holds_the_streamed_run_and_not_the_other(tmp_path: Path) -> None:
+    found = streaming.under_one_ceiling(str(tmp_path), layers=64, hidden=128, seq=32, batch=1, steps=2)
+    assert "refused" not in found["streamed"], found["streamed"]
+    assert "refused" in found["memory_under_it"] and found["same"]
+    moved, counted = found["streamed"]["system"], found["streamed"]["counted"]
+    assert moved[0] <= 1.1 * counted[0] and moved[1] <= 1.1 * counted[1]

@@ -135,11 +135,12 @@ def test_the_norm_of_the_step_before_clips(tmp_path: Path) -> None:
 @pytest.mark.parametrize("clip", [None, 1.0])
 @pytest.mark.parametrize(("resident", "resumable"), [(0, True), (2, True), (2, False)])
 def test_bytes_are_those_of_the_model(clip: float | None, resident: int, resumable: bool, tmp_path: Path) -> None:
+    shape = GPTConfig(layers=3, hidden=128, heads=2, vocab=256, seq=32)
     config = TrainConfig(steps=3, batch=2, grad_clip=clip)
-    run = Run(SHAPE, config, tmp_path, inputs="place", resumable=resumable, resident=resident)
+    run = Run(shape, config, tmp_path, inputs="place", resumable=resumable, resident=resident)
     model = step_model(run, Speeds(0.1, 0.2, 0.01, 0.01, 1e9, 1e9, 1e9))
     with StreamedTrainer(
-        SHAPE, CORPUS, config, tmp_path, inputs="place", resident=resident, resumable=resumable
+        shape, CORPUS, config, tmp_path, inputs="place", resident=resident, resumable=resumable
     ) as trainer:  # fmt: skip
         trainer.train(2, progress=False)
         trainer.step()
@@ -178,17 +179,16 @@ with StreamedTrainer(shape, load("stdlib", max_bytes=200_000), config, sys.argv[
 def test_killed_at_any_moment_it_goes_on_from_a_whole_step(tmp_path: Path) -> None:
     config, done = TrainConfig(steps=400, batch=4, lr=3e-3), 0
     for kill in range(3):
-        child = subprocess.Popen(
+        with subprocess.Popen(
             [sys.executable, "-c", CHILD, str(tmp_path)], stdout=subprocess.PIPE, text=True, cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )  # fmt: skip
-        assert child.stdout is not None
-        for line in child.stdout:
-            if line.strip().isdigit() and int(line) >= done + 2:
-                break
-        time.sleep(0.003 + 0.007 * kill)
-        child.send_signal(signal.SIGKILL)
-        child.wait()
+        ) as child:  # fmt: skip
+            assert child.stdout is not None
+            for line in child.stdout:
+                if line.strip().isdigit() and int(line) >= done + 2:
+                    break
+            time.sleep(0.003 + 0.007 * kill)
+            child.send_signal(signal.SIGKILL)
         note = json.loads((tmp_path / "step.json").read_text())
         assert note["steps"] >= done + 2
         done = note["steps"]
@@ -323,7 +323,7 @@ CEILING = """
 import json, resource, sys
 import torch
 torch.set_num_threads(1)
-from tq.train.model import GPT, GPTConfig, TrainConfig, load
+from tq.train.model import GPTConfig, TrainConfig, load
 from tq.train.stream import StreamedTrainer
 from tq.train.stream.forecast import Run, load_program, memory_need
 shape = GPTConfig(layers=96, hidden=128, heads=4, vocab=256, seq=64)
@@ -333,13 +333,13 @@ need = sum(memory_need(Run(shape, config, sys.argv[1], inputs="place", impl="ref
 ceiling = need + (8 << 20)
 resource.setrlimit(resource.RLIMIT_DATA, (ceiling, ceiling))
 corpus = load("stdlib", max_bytes=200_000)
+with StreamedTrainer(shape, corpus, config, sys.argv[1], inputs="place", impl="reference") as trainer:
+    losses = trainer.train(progress=False)
 try:
-    GPT(shape), [torch.zeros(shape.num_parameters) for _ in range(3)]
+    held = [torch.zeros(shape.num_parameters) for _ in range(4)]
     refused = False
 except (RuntimeError, MemoryError):
     refused = True
-with StreamedTrainer(shape, corpus, config, sys.argv[1], inputs="place", impl="reference") as trainer:
-    losses = trainer.train(progress=False)
 print(json.dumps({"refused": refused, "losses": losses, "ceiling": ceiling - program,
                   "state": 12 * shape.num_parameters}))
 """

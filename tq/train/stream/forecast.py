@@ -33,8 +33,9 @@ from tq.train.stream.update import step_record
 #: fp32 numbers per token at the peak of a block's backward pass: so many of width C and so many of width F (measured).
 PEAK = {"gelu": (13.0, 4.0), "relu2": (13.0, 6.0), "swiglu": (13.0, 7.5)}
 LOSS_COPIES = 3  # logits, their softmax, their gradient
-REFERENCE_COPIES = 6  # of a block's numbers, which the update without a kernel makes
+REFERENCE_COPIES = 10  # of a block's numbers, which the update without a kernel makes
 MARGIN = 1.05  # an allocator rounds
+THREADS = 6 << 20  # bytes of stacks and of what is loaded when it is first called
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ def memory_need(run: Run, program: int | None = None) -> dict[str, int]:
     loss = LOSS_COPIES * 4 * shape.vocab * min(tokens, run.loss_tokens or tokens) + tables
     records = model.nbytes if run.place is None else BUFFERS * model.largest + run.resident * model.block.nbytes
     parts = {
-        "the loaded program": program_bytes() if program is None else program,
+        "the loaded program": (program_bytes() if program is None else program) + THREADS,
         "records of layers": records,
         "embedding and its gradient": 2 * tables,
         "inputs of blocks": kept + 2 * 4 * tokens * shape.hidden * run.config.accumulate,

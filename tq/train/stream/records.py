@@ -77,7 +77,11 @@ class Records:
         self.pages: Pages | None = None
         self.lane: Lane | None = None
         if folder is not None:
-            self._open(folder, at)
+            try:
+                self._open(folder, at)
+            except BaseException:
+                self.close()
+                raise
 
     def _open(self, folder: Path, nbytes: int) -> None:
         if not folder.is_dir():
@@ -206,9 +210,9 @@ class Records:
         """The step counts from here on."""
         if self.lane is None:
             return
-        if not self.resumable:  # a record is waited for when it is read again
-            return
         self.lane.drain()
+        if not self.resumable:
+            return
         assert self.pages is not None and self.folder is not None
         self.pages.sync()
         from tq.train.tqk.disk import durable

@@ -220,6 +220,8 @@ class StreamedTrainer:
         leaves = [w.requires_grad_() for w in self.model.block.weights(buffer)]
         for number, gradient in enumerate(upstream):
             x = self.inputs.get(layer * len(upstream) + number).requires_grad_()
+            last = number + 1 == len(upstream)  # one ahead: more would take the buffers of what is needed first
+            self.inputs.ask((layer - 1) * len(upstream) if last else layer * len(upstream) + number + 1)
             with torch.enable_grad():
                 y = self._block(leaves, x)
             found = torch.autograd.grad(y, [x, *leaves], gradient)
@@ -246,7 +248,7 @@ class StreamedTrainer:
         shares = ids.chunk(parts)
         deferred = self.gradients is not None
         xs = self._forward(shares, True, (self.layers - 1, "weights" if deferred else "all"))
-        self.inputs.ask(self.layers * parts - 1)
+        self.inputs.ask((self.layers - 1) * parts)
         ends: dict[str, Tensor] = {}
         losses = [self._loss(x, wanted, ends) for x, wanted in zip(xs, targets.chunk(parts), strict=True)]
         xs.clear()
@@ -280,8 +282,6 @@ class StreamedTrainer:
         order = range(self.layers - 1, -1, -1)
         then = (after, "all" if deferred else "moments")
         for layer, buffer in self._walk(order, "weights" if deferred else "all", then):
-            for part in range(len(upstream)):
-                self.inputs.ask((layer - 1) * len(upstream) + part)
             gradients = self._block_backward(layer, buffer, upstream)
             names = [f"blocks.{layer}.{name}" for name in self.model.shapes]
             norms |= dict(zip(names, torch._foreach_norm(gradients), strict=True))

@@ -273,7 +273,8 @@ class StreamedTrainer:
 
     def _backward(self, ids: Sequence[Tensor], upstream: list[Tensor], ends: dict[str, Tensor]) -> None:
         """All that comes after the loss: gradients, their norm, and the update."""
-        norms: dict[str, Tensor] = {}
+        each = len(self.model.shapes)
+        norms = torch.zeros(len(self.model.names))  # one piece of memory: small ones would cut up what is freed
         limit, factor = self.config.grad_clip, None
         if self.clip == "previous" and limit is not None and self.norm is not None:
             factor = torch.tensor(min(1.0, limit / (self.norm + 1e-6)))
@@ -283,27 +284,28 @@ class StreamedTrainer:
         then = (after, "all" if deferred else "moments")
         for layer, buffer in self._walk(order, "weights" if deferred else "all", then):
             gradients = self._block_backward(layer, buffer, upstream)
-            names = [f"blocks.{layer}.{name}" for name in self.model.shapes]
-            norms |= dict(zip(names, torch._foreach_norm(gradients), strict=True))
+            mine = norms[1 + layer * each : 1 + (layer + 1) * each]
+            mine.copy_(torch.stack(torch._foreach_norm(gradients)))
             if self.gradients is not None:
                 self.records.free(layer, buffer)
                 self.gradients.put(layer, torch.cat([g.reshape(-1) for g in gradients]))
                 continue
-            self._check([norms[name] for name in names], f"the gradient of blocks.{layer}", changed=bool(self._lost))
+            self._check(mine, f"the gradient of blocks.{layer}", changed=bool(self._lost))
             self._update(layer, buffer, gradients, factor)
-        for each, gradient in zip(ids, upstream, strict=True):
-            _add_rows(ends, each, gradient, self.resident["embed.weight"])
-        norms |= dict(zip(ends, torch._foreach_norm(list(ends.values())), strict=True))
-        total = torch.linalg.vector_norm(torch.stack([norms[name] for name in self.model.names]))
-        self._check([total], "the gradient", changed=bool(self._lost))
+        for some, gradient in zip(ids, upstream, strict=True):
+            _add_rows(ends, some, gradient, self.resident["embed.weight"])
+        for name, norm in zip(ends, torch._foreach_norm(list(ends.values())), strict=True):
+            norms[self.model.names.index(name)] = norm
+        total = torch.linalg.vector_norm(norms)
+        self._check(total, "the gradient", changed=bool(self._lost))
         self.norm = total.item()
         if self.gradients is not None and limit is not None:
             factor = torch.clamp(limit / (total + 1e-6), max=1.0)
             self._sweep(factor)
         self._update_ends(ends, factor)
 
-    def _check(self, norms: list[Tensor], what: str, changed: bool) -> None:
-        if all(bool(norm.isfinite()) for norm in norms):
+    def _check(self, norms: Tensor, what: str, changed: bool) -> None:
+        if bool(norms.isfinite().all()):
             return
         if not changed:
             self._give_up()

@@ -139,7 +139,8 @@ def steps_up(sizes: list[int], latencies: list[float], times: float = 1.4) -> li
 
     A level's latency is the least seen since it began.
     """
-    found, level = [], latencies[0]
+    found: list[int] = []
+    level = latencies[0]
     for before, latency in zip(sizes, latencies[1:], strict=False):
         if latency > times * level:
             if not found or before >= 2 * found[-1]:

@@ -89,7 +89,7 @@ class Recorder:
         """Records a step: forward, backward, and the update parameter by parameter as the optimizer holds them."""
         with torch.autograd.graph.saved_tensors_hooks(self._save, self._take):
             value = loss()
-        value.backward()  # type: ignore[no-untyped-call]
+        value.backward()
         for group in optimizer.param_groups:
             for p in group["params"]:
                 layer = self._owners.get(id(p), -1)

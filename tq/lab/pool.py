@@ -50,7 +50,7 @@ def _loop() -> Any:
 
 
 def cliff(
-    folder: str, block_bytes: int, capacity: int, ratio: float, trace: str, policy: str, rounds: int = 3
+    folder: str, block_bytes: int, capacity: int, ratio: float, trace: str, policy: str, *, rounds: int = 3
 ) -> dict[str, float]:
     """One point: a set of ``ratio`` times the capacity (in blocks), read ``rounds`` times after one to warm up.
 

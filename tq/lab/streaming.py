@@ -87,7 +87,7 @@ def _forecast(job: dict[str, Any]) -> dict[str, Any]:
         shape, config, Path(job["place"]), _state(job), job.get("inputs", "place"), resident=job.get("resident", 0),
         impl=impl,
     )  # fmt: skip
-    found = {"program": program, "bytes": sum(memory_need(run, program).values()),
+    found: dict[str, Any] = {"program": program, "bytes": sum(memory_need(run, program).values()),
              "state": Model(shape, _state(job)).nbytes}  # fmt: skip
     if job.get("measure"):
         step = step_model(run, measure(run))
@@ -133,7 +133,7 @@ def _memory(job: dict[str, Any], corpus: Any) -> dict[str, Any]:
         def again(*given: Any, plain: Any = plain) -> Any:
             return checkpoint(plain, *given, use_reentrant=False)
 
-        block.forward = again  # type: ignore[method-assign]
+        block.forward = again
 
     def optimizer(_: Any) -> TurboQuantAdamW:
         return TurboQuantAdamW(

@@ -44,6 +44,11 @@ FLOORS = {
         outside=frozenset({"torch", "numpy"}),
         lazy=frozenset({"tokenizers", "datasets", "tqdm"}),
     ),
+    "tq.train.stream": Floor(  # it says what a step will take, by the model that the book judges
+        inside=("tq.quant", "tq.train", "tq.systems.tiers", "tq.systems.arguments"),
+        outside=frozenset({"torch", "numpy"}),
+        lazy=frozenset({"tqdm"}),
+    ),
     "tq.train.comm": Floor(  # the wire knows neither models nor optimizers
         inside=("tq.quant", "tq.train.comm", "tq.train._torch_private"), outside=frozenset({"torch", "numpy"})
     ),

@@ -1,4 +1,4 @@
-"""Networks as graphs: trees, fat trees, leaf and spine, three levels, rails, tori, dragonflies, and what they are made of.
+"""Networks as graphs: trees, fat trees, leaf and spine, three levels, rails, tori, dragonflies; and their bills.
 
 Hosts are nodes 0 ... hosts - 1, switches follow. A cable is two links, one a direction: link 2 i leads from its first
 end to its second, link 2 i + 1 back. Rates are in any one unit; the builders count in rates of a host's link.
@@ -165,8 +165,8 @@ def leaf_spine_of(hosts: int, oversubscription: float = 1.0, ports: int = 64) ->
         raise ValueError(f"oversubscription {oversubscription:g} leaves no uplink or no host on {ports} ports")
     leaves = math.ceil(hosts / down)
     if leaves > ports:
-        most = ports * down
-        raise ValueError(f"two levels of {ports} ports carry at most {most} hosts at {oversubscription:g}:1, got {hosts}")
+        most = f"at most {ports * down} hosts at {oversubscription:g}:1"
+        raise ValueError(f"two levels of {ports} ports carry {most}, got {hosts}")
     spines = next(s for s in range(1, up + 1) if up % s == 0 and s * ports >= leaves * up)
     return leaf_spine(leaves, down, spines, down / up, hosts)
 
@@ -264,7 +264,7 @@ def dragonfly(routers: int, hosts: int, global_links: int, groups: int | None = 
     """Groups of ``routers``, all joined to one another, with so many hosts and global links each.
 
     groups: default the most, routers * global_links + 1, every pair of groups joined by one cable. [Kim 2008] balances
-    routers = 2 hosts = 2 global_links.
+    routers = 2 hosts = 2 global_links. A global cable is three times as long as another, so that a way takes one.
     """
     for name, value in (("routers", routers), ("hosts", hosts), ("global_links", global_links)):
         positive_int(name, value)
@@ -282,7 +282,8 @@ def dragonfly(routers: int, hosts: int, global_links: int, groups: int | None = 
             plan.cables(first + a, first + b, material=COPPER)
     for a in range(groups):
         for b in range(a + 1, groups):  # port d - 1 of a group leads to the group d further on
-            plan.cables(first[a] + (b - a - 1) // global_links, first[b] + (a - b - 1) % groups // global_links)
+            port_a, port_b = b - a - 1, (a - b - 1) % groups
+            plan.cables(first[a] + port_a // global_links, first[b] + port_b // global_links, length=3.0)
     return plan.fabric("dragonfly", rack, np.repeat([0, 1], [count, groups * routers]))
 
 

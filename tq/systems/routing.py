@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from tq.systems.arguments import instance, one_of, positive_int
 from tq.systems.fabrics import Fabric, Floats, Ints
 
-#: single: always the first way, as in a spanning tree. destination: by its number. ecmp: by a hash. resilient: by the
-#: highest of the hashes of flow and link, so that a failed link moves only its own flows. spray: in equal parts over
-#: all. valiant: by a switch drawn at random, ecmp on both legs.
+#: single: always the first way, as in a spanning tree. destination: by the digits of its number. ecmp: by a hash.
+#: resilient: by the highest of the hashes of flow and link, so that a failed link moves only its own flows. spray: in
+#: equal parts over all. valiant: by a switch drawn at random, ecmp on both legs.
 POLICIES = ("single", "destination", "ecmp", "resilient", "spray", "valiant")
 _AT_ONCE = 1 << 23  # entries of the table of next links that one step may take
 
@@ -111,17 +111,18 @@ class Router:
         links, good = choices
         if policy == "resilient":
             weight = mixed(seed, key[:, None], links)
-            return links[np.arange(len(node)), np.where(good, weight, 0).argmax(1)]  # type: ignore[no-any-return]
+            return links[np.arange(len(node)), np.where(good, weight, 0).argmax(1)]
         count = good.sum(1)
         order = np.cumsum(good, 1)
         if policy == "single":
             wanted = np.zeros(len(node), np.int64)
         elif policy == "destination":
             wanted = to % count
+            to //= count  # in place: the next choice takes the next digit, as all would else end at the same core
         else:
             wanted = (mixed(seed, key, node) % count.astype(np.uint64)).astype(np.int64)
         at = ((order == wanted[:, None] + 1) & good).argmax(1)
-        return links[np.arange(len(node)), at]  # type: ignore[no-any-return]
+        return links[np.arange(len(node)), at]
 
     def route(self, sources: Any, destinations: Any, policy: str = "ecmp", seed: int = 0, keys: Any = None) -> Routes:
         """Ways of flows.
@@ -183,20 +184,21 @@ class Router:
         return Routes(flow, link, share, hops)
 
     def _walk(self, start: Ints, end: Ints, policy: str, key: Ints, seed: int) -> Any:
-        node, flow = start.copy(), np.arange(len(start))
+        node, flow, digits = start.copy(), np.arange(len(start)), end.copy()
         while True:
             going = node[flow] != end[flow]
             flow = flow[going]
             if not len(flow):
                 return
-            here, to = node[flow], end[flow]
-            choices = self._choices(here, self._column[to])
+            here, to = node[flow], digits[flow]
+            choices = self._choices(here, self._column[end[flow]])
             link = self._pick(policy, key[flow], here, to, choices, seed)
             yield flow, link, np.ones(len(flow))
-            node[flow] = self.fabric.heads[link]
+            node[flow], digits[flow] = self.fabric.heads[link], to
 
     def _spray(self, start: Ints, end: Ints, policy: str, key: Ints, seed: int) -> Any:
-        flow, node, share = np.arange(len(start)), start, np.ones(len(start))
+        flow, node = np.arange(len(start)), start
+        share: Any = np.ones(len(start))
         while True:
             going = node != end[flow]
             flow, node, share = flow[going], node[going], share[going]

@@ -124,7 +124,7 @@ TRAFFIC: dict[str, Callable[[int], list[Round]]] = {
 
 
 def layout(fabric: Fabric, kind: str = "packed", seed: int = 0) -> Ints:
-    """Host of every rank, int64 [hosts]: packed, rack after rack; interleaved, one host of each rack in turn; random."""
+    """Host of every rank, int64 [hosts]: packed, rack after rack; interleaved, a host of each rack in turn; random."""
     instance("fabric", fabric, Fabric)
     one_of("layout", kind, LAYOUTS)
     positive_int("seed", seed, 0)
@@ -138,8 +138,8 @@ def layout(fabric: Fabric, kind: str = "packed", seed: int = 0) -> Ints:
 
 @dataclass(frozen=True)
 class Cost:
-    """Of a collective: ``seconds``, of which ``latency_s`` go into rounds; ``worst``: how many times as long its slowest
-    round takes to send as at the full rate of a host's link."""
+    """Of a collective: ``seconds``, ``latency_s`` of them in rounds; ``worst``: how many times as long as at the full rate
+    of a host's link its slowest round takes to send."""
 
     seconds: float
     latency_s: float

@@ -24,7 +24,7 @@ from tq.systems.routing import Router
 
 LAYOUTS = ("packed", "interleaved", "random")
 ALL_PAIRS = 64  # ranks up to which all-to-all is one round
-SHIFTS = 32  # of an all-to-all of more ranks that are computed
+SHIFTS = 16  # of an all-to-all of more ranks that are computed
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,8 +138,8 @@ def layout(fabric: Fabric, kind: str = "packed", seed: int = 0) -> Ints:
 
 @dataclass(frozen=True)
 class Cost:
-    """Of a collective: ``seconds``, ``latency_s`` of them in rounds; ``worst``: how many times as long as at the full rate
-    of a host's link its slowest round takes to send."""
+    """Of a collective: ``seconds``, ``latency_s`` of them for rounds and hops; ``worst``: how many times as long as at
+    the full rate of a host's link its slowest round takes to send."""
 
     seconds: float
     latency_s: float

@@ -128,11 +128,13 @@ def _parallel(rate: float) -> tuple[int, float]:
 
 
 def leaf_spine(
-    leaves: int, hosts_per_leaf: int, spines: int, oversubscription: float = 1.0, hosts: int | None = None
-) -> Fabric:
+    leaves: int, hosts_per_leaf: int, spines: int, oversubscription: float = 1.0, hosts: int | None = None, *,
+    parallel: bool = True,
+) -> Fabric:  # fmt: skip
     """Every leaf joined to every spine; a leaf's hosts have ``oversubscription`` times the rate of its uplinks.
 
-    hosts: how many there are if the last leaves are not full; None: leaves * hosts_per_leaf.
+    hosts: how many there are if the last leaf is not full; None: leaves * hosts_per_leaf. parallel: what is faster
+    than a host's link is several cables, over which flows are hashed, not one fast one.
     """
     for name, value in (("leaves", leaves), ("hosts_per_leaf", hosts_per_leaf), ("spines", spines)):
         positive_int(name, value)
@@ -145,7 +147,8 @@ def leaf_spine(
     plan, rack = _Plan(), np.arange(hosts) // hosts_per_leaf
     leaf, spine = hosts + np.arange(leaves), hosts + leaves + np.arange(spines)
     plan.cables(np.arange(hosts), leaf[rack], material=COPPER)
-    count, rate = _parallel(hosts_per_leaf / (spines * oversubscription))
+    trunk = hosts_per_leaf / (spines * oversubscription)
+    count, rate = _parallel(trunk) if parallel else (1, trunk)
     plan.cables(np.repeat(leaf, spines * count), np.tile(np.repeat(spine, count), leaves), rate)
     return plan.fabric("leaf-spine", rack, np.repeat([0, 1, 2], [hosts, leaves, spines]))
 

@@ -98,7 +98,7 @@ def test_published_counts() -> None:
 def test_the_bill_of_a_published_cluster() -> None:
     """48 switches and 4,247 dollars a GPU for 1,024 H100 (data/sources.csv, ib-bom), from counts of ports alone."""
     found = fabrics.bill(fabrics.leaf_spine_of(1024))
-    assert found.switches == 48 and found.cables == 2048 and found.transceivers == 2048
+    assert found.switches == 48 and found.ports == 48 * 64 and found.cables == 2048 and found.transceivers == 2048
     assert found.per_host == pytest.approx(4247, abs=1)
     assert fabrics.bill(fabrics.leaf_spine_of(1024, 4)).per_host < found.per_host / 1.5
     assert fabrics.bill(fabrics.rails(4, 8)).cables == 32  # what is inside a server is not on the bill
@@ -129,7 +129,7 @@ def test_bad_arguments() -> None:
         (lambda: fabrics.torus(), "sides must name"),
         (lambda: fabrics.torus(3, 0), "sides must be an int of at least 1"),
         (lambda: fabrics.rails(1, 1, inside_rate=float("nan")), "inside_rate"),
-        (lambda: fabrics.bill(SHAPES["k4"], -1), "switch_dollars must be"),
+        (lambda: fabrics.bill(SHAPES["k4"], -1), "port_dollars must be"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=said):
             call()

@@ -292,28 +292,33 @@ def dragonfly(routers: int, hosts: int, global_links: int, groups: int | None = 
 
 @dataclass(frozen=True)
 class Bill:
-    """What a fabric is made of, and dollars a host: switches, cables, transceivers (two an optical cable)."""
+    """What a fabric is made of, and dollars a host: switches, their ports in use, cables, transceivers (two an optical
+    cable)."""
 
     switches: int
+    ports: int
     cables: int
     transceivers: int
     per_host: float
 
 
-#: A bill of materials for 1,024 H100 (SemiAnalysis, by way of data/sources.csv, ib-bom): 48 switches for 1.728 M$, and
-#: cables with their optics for 2.621 M$; two a host, so 1,280 $ each.
-SWITCH_DOLLARS, CABLE_DOLLARS = 36_000.0, 1_280.0
+#: A bill of materials for 1,024 H100 (SemiAnalysis, by way of data/sources.csv, ib-bom): 48 switches of 64 ports for
+#: 1.728 M$, 36,000 each, and cables with their optics for 2.621 M$; two a host, so 1,280 $ each.
+PORT_DOLLARS, CABLE_DOLLARS = 36_000.0 / 64, 1_280.0
 
 
-def bill(fabric: Fabric, switch_dollars: float = SWITCH_DOLLARS, cable_dollars: float = CABLE_DOLLARS) -> Bill:
-    """Counts of a fabric, and its dollars a host at these prices; a faster link is several cables of a host's rate.
+def bill(fabric: Fabric, port_dollars: float = PORT_DOLLARS, cable_dollars: float = CABLE_DOLLARS) -> Bill:
+    """Counts of a fabric, and its dollars a host; a link faster than a host's is several cables.
 
-    Prices are of switches with 64 ports of 400 Gbit/s and of cables with their optics; copper is taken for the same.
+    A switch costs by its ports in use, so that small ones are not priced as large ones; copper costs as optics do.
+    Prices are of 400 Gbit/s a port.
     """
-    positive("switch_dollars", switch_dollars, zero=True, finite=True)
+    positive("port_dollars", port_dollars, zero=True, finite=True)
     positive("cable_dollars", cable_dollars, zero=True, finite=True)
     outside = fabric.material[::2] > INSIDE
     cables = np.ceil(fabric.rates[::2] - 1e-9) * outside
     optical = np.sum(cables[fabric.material[::2] == OPTICAL])
-    dollars = fabric.switches * switch_dollars + cables.sum() * cable_dollars
-    return Bill(fabric.switches, int(cables.sum()), int(2 * optical), float(dollars) / fabric.hosts)
+    ends = (fabric.levels[fabric.tails[::2]] > 0).astype(int) + (fabric.levels[fabric.heads[::2]] > 0)
+    ports = float(np.sum(cables * ends))
+    dollars = ports * port_dollars + float(cables.sum()) * cable_dollars
+    return Bill(fabric.switches, int(ports), int(cables.sum()), int(2 * optical), dollars / fabric.hosts)

@@ -36,9 +36,10 @@ def plan(full: bool, seed: int) -> list[dict[str, Any]]:
     for resilient in (False, True):
         for turn in range(4 if full else 1):
             tasks.append({"what": "failure", "resilient": resilient, "seed": seed + turn})
+    delay = {"what": "rounds", "delay_ms": 5.0, "repeats": 15 if full else 3}
     for name in ("ring", "doubling", "tree"):
         for ranks in (2, 4, 8) if full else (4,):
-            tasks.append({"what": "rounds", "name": name, "ranks": ranks, "delay_ms": 5.0, "repeats": 15 if full else 3})
+            tasks.append(delay | {"name": name, "ranks": ranks})
     factors = [0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 4.0]
     for ranks in (4, 8) if full else ():
         tasks.append({"what": "sizes", "ranks": ranks, "delay_ms": 5.0, "factors": factors, "repeats": 9})

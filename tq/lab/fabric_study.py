@@ -98,11 +98,11 @@ def failure(resilient: bool, seed: int, connections: int = 512) -> dict[str, Any
     flows = [(0, 1, 20_000 + i) for i in range(connections)]
     with Clos(2, 1, 4, RATE_MBIT, hash_seed=seed + 1, resilient=resilient) as clos:
         before = clos.spines_of(flows)
-        clos.fail(0, 1)
+        clos.fail(0, 0)
         after = clos.spines_of(flows)
-    others = [a != b for a, b in zip(before, after, strict=True) if a != 1]
-    # four equal parts of the hash become three: the parts of spines 0, 2, 3 keep 1/4, 1/12 and 1/4 of the whole
-    predicted = 0.0 if resilient else 1 - (1 / 4 + 1 / 12 + 1 / 4) / (3 / 4)
+    others = [a != b for a, b in zip(before, after, strict=True) if a != 0]
+    # four equal parts of the hash's range become three, in order: spines 1, 2, 3 keep 1/12, 1/6 and 1/4 of the range
+    predicted = 0.0 if resilient else 1 - (1 / 12 + 1 / 6 + 1 / 4) / (3 / 4)
     return {"hurt": 1 - len(others) / len(flows), "moved": statistics.mean(others), "predicted": predicted}
 
 

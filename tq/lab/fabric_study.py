@@ -173,8 +173,7 @@ def queue(load: float, packets: int, seed: int, service_ms: float = 2.0) -> dict
             rows = np.array(json.loads(receiver.stdout.readline()))
         finally:
             receiver.kill()
-            receiver.wait()
-            receiver.stdout.close()
+            receiver.communicate()
     rows = rows[np.argsort(rows[:, 0])]
     sent, delay = rows[:, 1], rows[:, 2] - rows[:, 1]
     real = (len(sent) - 1) / (sent[-1] - sent[0]) * service_ms / 1000

@@ -98,12 +98,11 @@ def binary_tree(depth: int) -> dict[str, float]:
         "uniform": traffic.all_to_all(hosts), "permutation": traffic.permutation(hosts),
         "opposite": traffic.opposite(hosts),
     }  # fmt: skip
-    return {
-        name: (lambda thin, fat: thin / fat)(
-            *(traffic.collective(router, rounds, me, 1.0, "single").seconds for router in routers)
-        )
-        for name, rounds in patterns.items()
-    }
+    found = {}
+    for name, rounds in patterns.items():
+        thin, fat = (traffic.collective(router, rounds, me, 1.0, "single").seconds for router in routers)
+        found[name] = thin / fat
+    return found
 
 
 def crossing_share(depth: int, factor: float) -> float:

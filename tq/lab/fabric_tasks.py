@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tq.lab import fabric_study
@@ -13,11 +14,11 @@ def measure(task: dict[str, Any], device: str = "cpu") -> dict[str, Any]:
     device: always the CPU's network. One task at a time: they share the machine's processors.
     """
     arguments = {name: value for name, value in task.items() if name != "what"}
-    function = {
+    functions: dict[str, Callable[..., dict[str, Any]]] = {
         "collective": fabric_study.collective, "collisions": fabric_study.collisions, "failure": fabric_study.failure,
         "rounds": fabric_study.rounds, "sizes": fabric_study.sizes, "queue": fabric_study.queue,
-    }[task["what"]]  # fmt: skip
-    return {"task": task, **function(**arguments)}
+    }  # fmt: skip
+    return {"task": task, **functions[task["what"]](**arguments)}
 
 
 def plan(full: bool, seed: int) -> list[dict[str, Any]]:

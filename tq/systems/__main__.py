@@ -24,7 +24,7 @@ class Parser(argparse.ArgumentParser):
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    top = Parser(prog="python -m tq.systems", description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    top = Parser(prog="python -m tq.systems", description=(__doc__ or "").splitlines()[0])
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
     topology = commands.add_parser(
         "topology", help="how long a traffic pattern takes on a network, by placement and routing",

@@ -57,4 +57,5 @@ if __name__ == "__main__":
     if sys.argv[1] == "receive":
         receive(int(sys.argv[2]), int(sys.argv[3]))
     else:
-        send(sys.argv[2], *(int(a) for a in sys.argv[3:5]), float(sys.argv[5]), *(int(a) for a in sys.argv[6:8]))
+        words = sys.argv[2:]
+        send(words[0], int(words[1]), int(words[2]), float(words[3]), int(words[4]), int(words[5]))

@@ -32,8 +32,8 @@ _FIRST = 11
 _QUEUE_S = 0.2  # that a link holds back before it drops
 _TICK_S = 0.004  # a bucket must let through what a tick of the slowest clock allows
 _GROUP = 1000
-#: Addresses, protocol and ports, chosen field by field (policy 3). Policy 1, which means the same, takes a hash that the
-#: packet already carries: here that of the sender's socket, which is drawn at random and drawn again after a time-out.
+#: Addresses, protocol and ports, chosen field by field (policy 3). Policy 1, which means the same, takes a hash that a
+#: packet carries already: here its sender's socket's, which is drawn at random, and drawn anew after a time-out.
 _FIELDS = 0x37
 
 
@@ -110,24 +110,23 @@ class Clos:
         for number, leaf in enumerate(self.leaves):
             lines = ["link set lo up", "link add lan type bridge", "link set lan up"]
             lines.append(f"addr add {_HOSTS}.{number}.1/24 dev lan")
-            for spine, namespace in enumerate(self.spines):
-                lines.append(f"link add up{spine} type veth peer name down{number} netns {namespace.pid}")
-                lines += [f"link set up{spine} up", f"addr add {self._link(number, spine, 1)}/31 dev up{spine}"]
-            mine = [host for host in range(len(self.hosts)) if self.leaf(host) == number]
-            for host in mine:
-                lines.append(f"link add port{host} type veth peer name {INTERFACE} netns {self.hosts[host].pid}")
-                lines += [f"link set port{host} master lan", f"link set port{host} up"]
+            for n, spine in enumerate(self.spines):
+                lines.append(f"link add up{n} type veth peer name down{number} netns {spine.pid}")
+                lines += [f"link set up{n} up", f"addr add {self._link(number, n, 1)}/31 dev up{n}"]
+            mine = [n for n in range(len(self.hosts)) if self.leaf(n) == number]
+            for n in mine:
+                lines.append(f"link add port{n} type veth peer name {INTERFACE} netns {self.hosts[n].pid}")
+                lines += [f"link set port{n} master lan", f"link set port{n} up"]
             leaf.ip(*lines)
             settings(leaf, ip_forward=1, fib_multipath_hash_policy=3, fib_multipath_hash_fields=_FIELDS,
                      fib_multipath_hash_seed=seed)  # fmt: skip
-            leaf.tc(*(self.bucket(f"port{host}", self.rate_mbit) for host in mine),
-                    *(self.bucket(f"up{spine}", self.uplink_mbit) for spine in range(len(self.spines))))  # fmt: skip
+            leaf.tc(*(self.bucket(f"port{n}", self.rate_mbit) for n in mine),
+                    *(self.bucket(f"up{n}", self.uplink_mbit) for n in range(len(self.spines))))  # fmt: skip
         for number, spine in enumerate(self.spines):
             lines = ["link set lo up"]
-            for leaf_number in range(len(self.leaves)):
-                link = f"down{leaf_number}"
-                lines += [f"link set {link} up", f"addr add {self._link(leaf_number, number, 0)}/31 dev {link}"]
-                lines.append(f"route add {_HOSTS}.{leaf_number}.0/24 via {self._link(leaf_number, number, 1)}")
+            for n in range(len(self.leaves)):
+                lines += [f"link set down{n} up", f"addr add {self._link(n, number, 0)}/31 dev down{n}"]
+                lines.append(f"route add {_HOSTS}.{n}.0/24 via {self._link(n, number, 1)}")
             spine.ip(*lines)
             settings(spine, ip_forward=1)
             spine.tc(*(self.bucket(f"down{n}", self.uplink_mbit) for n in range(len(self.leaves))))

@@ -60,7 +60,7 @@ def collective(pattern: str, ratio: float, nbytes: float, repeats: int, seed: in
         with Exchange(clos, place.tolist(), pairs_of(rounds)) as run:
             alpha = min(run.run(rounds, RANKS)[0] for _ in range(5))
             predicted = alpha + _predicted(clos, run, rounds, nbytes)
-            run.run(rounds, nbytes)
+            run.run(rounds, nbytes / 4)
             measured = [run.run(rounds, nbytes)[0] for _ in range(repeats)]
     return {"pattern": pattern, "ratio": ratio, "alpha": alpha, "predicted": predicted, "measured": measured}
 

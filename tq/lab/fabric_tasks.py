@@ -23,7 +23,7 @@ def measure(task: dict[str, Any], device: str = "cpu") -> dict[str, Any]:
 
 def plan(full: bool, seed: int) -> list[dict[str, Any]]:
     """What a chapter measures: about 15 minutes in full, under half a minute else."""
-    nbytes, repeats = (4_000_000, 3) if full else (1_000_000, 1)
+    nbytes, repeats = (4_000_000, 3) if full else (500_000, 1)
     tasks: list[dict[str, Any]] = []
     for ratio in (1.0, 2.0, 4.0) if full else (4.0,):
         for pattern in fabric_study.PATTERNS if full else ("ring, packed", "ring, interleaved"):

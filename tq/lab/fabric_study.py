@@ -58,7 +58,7 @@ def collective(pattern: str, ratio: float, nbytes: float, repeats: int, seed: in
     with Clos(LEAVES, HOSTS, SPINES, RATE_MBIT, ratio, hash_seed=seed + 1) as clos:
         place = traffic.layout(clos.graph(), kind)
         with Exchange(clos, place.tolist(), pairs_of(rounds)) as run:
-            alpha = min(run.run(rounds, RANKS)[0] for _ in range(5))
+            alpha = min(run.run(rounds, RANKS)[0] for _ in range(3))
             predicted = alpha + _predicted(clos, run, rounds, nbytes)
             run.run(rounds, nbytes / 4)
             measured = [run.run(rounds, nbytes)[0] for _ in range(repeats)]

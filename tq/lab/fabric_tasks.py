@@ -23,7 +23,7 @@ def measure(task: dict[str, Any], device: str = "cpu") -> dict[str, Any]:
 
 def plan(full: bool, seed: int) -> list[dict[str, Any]]:
     """What a chapter measures: about 15 minutes in full, under half a minute else."""
-    nbytes, repeats = (4_000_000, 3) if full else (500_000, 1)
+    nbytes, repeats = (4_000_000, 3) if full else (400_000, 1)
     tasks: list[dict[str, Any]] = []
     for ratio in (1.0, 2.0, 4.0) if full else (4.0,):
         for pattern in fabric_study.PATTERNS if full else ("ring, packed", "ring, interleaved"):
@@ -46,6 +46,6 @@ def plan(full: bool, seed: int) -> list[dict[str, Any]]:
         tasks.append({"what": "sizes", "ranks": ranks, "delay_ms": 5.0, "factors": factors, "repeats": 9})
     for load in (0.5, 0.8, 0.9) if full else (0.8,):
         for turn in range(2 if full else 1):
-            packets = 12_000 if full else 1_200
+            packets = 12_000 if full else 800
             tasks.append({"what": "queue", "load": load, "packets": packets, "seed": seed + turn})
     return tasks

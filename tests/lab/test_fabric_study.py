@@ -36,10 +36,10 @@ def test_a_queue_is_one() -> None:
 
 
 def test_the_crossing_is_where_both_formulas_meet() -> None:
-    """n = 8: 14 a + 1.75 S / B = 6 a + 6 S / B."""
-    rate = fabric_study.RATE_MBIT * 1e6 / 8 / fabric_study.FRAMING
-    at = fabric_study.crossing_bytes(8, 5.0)
-    assert 14 * 0.005 + 1.75 * at / rate == pytest.approx(6 * 0.005 + 6 * at / rate)
+    """n = 8: 14 (a + (f S / 8 - b) / r) = 6 (a + (f S - b) / r), so S = 8 (a r - b) / (4.25 f)."""
+    rate = fabric_study.FAR_MBIT * 1e6 / 8
+    exact = 8 * (0.005 * rate - fabric_study.BURST) / 4.25 / fabric_study.ONE_WAY
+    assert fabric_study.crossing_bytes(8, 5.0) == pytest.approx(exact, rel=1e-3)
     sizes = [1.0, 2.0, 4.0]
     assert fabric_study._crossing(sizes, [2.0, 2.0, 2.0], [1.0, 2.0, 3.0]) == pytest.approx(2.0)
     assert fabric_study._crossing(sizes, [2.0, 2.0, 2.0], [1.0, 1.0, 1.0]) is None

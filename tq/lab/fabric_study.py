@@ -18,7 +18,7 @@ import numpy as np
 
 from tq.lab.net import _poisson
 from tq.lab.net.clos import Clos
-from tq.lab.net.delay import Star
+from tq.lab.net.delay import BURST, Star
 from tq.lab.net.exchange import Exchange, pairs_of
 from tq.lab.net.hosts import INTERFACE, HostsFailed, Lab
 from tq.systems import fluid, queueing, traffic
@@ -27,7 +27,9 @@ from tq.systems.traffic import Round
 #: Bytes on a full link for each byte of payload: a frame of 1,514 for 1,448, and half an acknowledgement of 66, as each
 #: confirms two frames and the way back is in use too.
 FRAMING = (1514 + 66 / 2) / 1448
+ONE_WAY = 1514 / 1448  # the same where acknowledgements have the other direction for themselves
 LEAVES, HOSTS, SPINES, RATE_MBIT = 2, 4, 2, 20.0
+FAR_MBIT = 50.0  # of hosts with a time of flight between them
 RANKS = LEAVES * HOSTS
 PATTERNS: dict[str, tuple[str, list[Round]]] = {
     "ring, packed": ("packed", traffic.ring(RANKS)),
@@ -79,7 +81,7 @@ def collisions(seed: int, nbytes: float) -> dict[str, Any]:
             flows = [(i, j, run.ports[i, j]) for i, j in pairs]
             spines = clos.spines_of(flows)
             routes = clos.routes(flows)
-            predicted = fluid.completion_times(routes, clos.graph().rates, nbytes / _bytes_per_s(RATE_MBIT))
+            predicted = fluid.completion_times(routes, clos.graph().rates, nbytes * ONE_WAY / (RATE_MBIT * 1e6 / 8))
             run.run([Round(a, b, 1.0)], nbytes / 8)
             before = clos.uplink_bytes()
             _, heard = run.run([Round(a, b, 1.0)], nbytes)
@@ -109,18 +111,27 @@ def failure(resilient: bool, seed: int, connections: int = 512) -> dict[str, Any
 def rounds(name: str, ranks: int, delay_ms: float, repeats: int) -> dict[str, Any]:
     """A collective of next to no bytes over real delays: {"rounds": how many, "measured": seconds [repeats]}."""
     plan = traffic.TRAFFIC[name](ranks)
-    with Star(ranks, delay_ms, RATE_MBIT) as star, Exchange(star, range(ranks), pairs_of(plan)) as run:
+    with Star(ranks, delay_ms, FAR_MBIT) as star, Exchange(star, range(ranks), pairs_of(plan)) as run:
         run.run(plan, ranks)
         measured = [run.run(plan, ranks)[0] for _ in range(repeats)]
     return {"name": name, "ranks": ranks, "rounds": sum(r.times for r in plan), "measured": measured}
 
 
+def far_seconds(plan: Sequence[Round], nbytes: float, delay_ms: float) -> float:
+    """Time of rounds between the hosts of a star by the model: each takes the delay, and its bytes over the rate but
+    for those that the bucket lets through at once."""
+    rate = FAR_MBIT * 1e6 / 8
+    return sum(r.times * (delay_ms / 1000 + max(0.0, r.share * nbytes * ONE_WAY - BURST) / rate) for r in plan)
+
+
 def crossing_bytes(ranks: int, delay_ms: float) -> float:
-    """Bytes at which a ring and a tree take equally long by the model: rounds times delay, and what a rank sends."""
-    ring, tree = traffic.ring(ranks), traffic.binary_tree(ranks)
-    more_rounds = sum(r.times for r in ring) - sum(r.times for r in tree)
-    more_bytes = sum(r.times * r.share for r in tree) - sum(r.times * r.share for r in ring)
-    return more_rounds * delay_ms / 1000 * _bytes_per_s(RATE_MBIT) / more_bytes
+    """Bytes at which a ring and a tree take equally long by the model, to a thousandth."""
+    plans = traffic.ring(ranks), traffic.binary_tree(ranks)
+    for nbytes in np.geomspace(1e2, 1e9, 16_200):
+        ring, tree = (far_seconds(plan, nbytes, delay_ms) for plan in plans)
+        if ring <= tree:
+            return float(nbytes)
+    raise ValueError(f"a ring of {ranks} ranks is never as fast as a tree at {delay_ms:g} ms")
 
 
 def sizes(ranks: int, delay_ms: float, factors: Sequence[float], repeats: int) -> dict[str, Any]:
@@ -130,7 +141,7 @@ def sizes(ranks: int, delay_ms: float, factors: Sequence[float], repeats: int) -
     found: dict[str, Any] = {"bytes": [predicted * f for f in factors], "predicted": predicted}
     for name in ("ring", "tree"):
         plan = traffic.TRAFFIC[name](ranks)
-        with Star(ranks, delay_ms, RATE_MBIT) as star, Exchange(star, range(ranks), pairs_of(plan)) as run:
+        with Star(ranks, delay_ms, FAR_MBIT) as star, Exchange(star, range(ranks), pairs_of(plan)) as run:
             for _ in range(4):  # windows of TCP have opened afterwards
                 run.run(plan, 8 * predicted)
             found[name] = [
@@ -149,8 +160,10 @@ def _crossing(at: Sequence[float], ring: Sequence[float], tree: Sequence[float])
     return None
 
 
-def queue(load: float, packets: int, seed: int, service_ms: float = 2.0) -> dict[str, Any]:
+def queue(load: float, packets: int, seed: int, service_ms: float = 4.0) -> dict[str, Any]:
     """Poisson packets of one size through a token bucket of one packet, which is a server with constant services.
+
+    The bucket holds a twentieth more, so that a timer that is late does not make the services longer.
 
     {"measured": mean wait in services, less that of the quickest packet; "same arrivals": that of Lindley's recursion
     for the moments at which they were sent; "formula", "exponential": Pollaczek-Khinchine's for constant and for
@@ -159,7 +172,7 @@ def queue(load: float, packets: int, seed: int, service_ms: float = 2.0) -> dict
     nbytes = 1000
     with Lab(2, None) as lab:
         rate = round(nbytes * 8 / service_ms)  # kbit/s
-        lab.hosts[0].tc(f"qdisc replace dev {INTERFACE} root tbf rate {rate}kbit burst {nbytes} limit {1 << 20}")
+        lab.hosts[0].tc(f"qdisc replace dev {INTERFACE} root tbf rate {rate}kbit burst {nbytes * 21 // 20} limit {1 << 20}")
         file = str(Path(_poisson.__file__))
         command = lab.hosts[1].command(sys.executable, "-S", file, "receive", "9000", str(packets), processes=True)
         receiver = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)

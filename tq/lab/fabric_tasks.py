@@ -33,7 +33,7 @@ def plan(full: bool, seed: int) -> list[dict[str, Any]]:
                     "seed": seed + turn,
                 })  # fmt: skip
     for turn in range(12 if full else 2):
-        tasks.append({"what": "collisions", "seed": seed + turn, "nbytes": nbytes // 2})
+        tasks.append({"what": "collisions", "seed": seed + turn, "nbytes": nbytes})
     for resilient in (False, True):
         for turn in range(4 if full else 1):
             tasks.append({"what": "failure", "resilient": resilient, "seed": seed + turn})
@@ -41,11 +41,11 @@ def plan(full: bool, seed: int) -> list[dict[str, Any]]:
     for name in ("ring", "doubling", "tree"):
         for ranks in (2, 4, 8) if full else (4,):
             tasks.append(delay | {"name": name, "ranks": ranks})
-    factors = [0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 4.0]
+    factors = [0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0]
     for ranks in (4, 8) if full else ():
         tasks.append({"what": "sizes", "ranks": ranks, "delay_ms": 5.0, "factors": factors, "repeats": 9})
     for load in (0.5, 0.8, 0.9) if full else (0.8,):
         for turn in range(2 if full else 1):
-            packets = 12_000 if full else 800
+            packets = 8_000 if full else 500
             tasks.append({"what": "queue", "load": load, "packets": packets, "seed": seed + turn})
     return tasks

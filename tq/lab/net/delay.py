@@ -15,9 +15,11 @@ from pathlib import Path
 
 from tq.lab.net import _relay
 from tq.lab.net import hosts as lab
-from tq.lab.net.clos import INTERFACE, Clos, settings
+from tq.lab.net.clos import INTERFACE, settings
 from tq.lab.net.namespaces import Namespace, NetworkUnavailable, end, end_with_parent
 from tq.systems.arguments import one_number, positive_int
+
+BURST = 2 * 1514  # bytes that a host may send at once
 
 
 class Star:
@@ -78,7 +80,9 @@ class Star:
             ]  # fmt: skip
             host.ip(*lines)
             settings(host, tcp_limit_output_bytes=1 << 17, tcp_slow_start_after_idle=0, tcp_no_metrics_save=1)
-            host.tc(Clos.bucket(INTERFACE, rate_mbit))
+            # two frames: a larger bucket would let small messages through as if the link had no rate
+            limit = f"burst {BURST} limit {1 << 20}"
+            host.tc(f"qdisc replace dev {INTERFACE} root tbf rate {round(rate_mbit * 1000)}kbit {limit}")
 
     def close(self) -> None:
         """Ends everything on the hosts and takes them away. May be called twice."""

@@ -172,7 +172,8 @@ def queue(load: float, packets: int, seed: int, service_ms: float = 4.0) -> dict
     nbytes = 1000
     with Lab(2, None) as lab:
         rate = round(nbytes * 8 / service_ms)  # kbit/s
-        lab.hosts[0].tc(f"qdisc replace dev {INTERFACE} root tbf rate {rate}kbit burst {nbytes * 21 // 20} limit {1 << 20}")
+        bucket = f"rate {rate}kbit burst {nbytes * 21 // 20} limit {1 << 20}"
+        lab.hosts[0].tc(f"qdisc replace dev {INTERFACE} root tbf {bucket}")
         file = str(Path(_poisson.__file__))
         command = lab.hosts[1].command(sys.executable, "-S", file, "receive", "9000", str(packets), processes=True)
         receiver = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)

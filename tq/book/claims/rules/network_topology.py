@@ -8,6 +8,7 @@ from tq.book.claims.words import compare, in_part
 from tq.systems import hardware, topology
 from tq.systems.collectives import Link
 
+CHAPTER = "network-topology"
 RANKS = 10_000
 LINK = Link(50e9, 5e-6)
 LOGARITHM = RANKS / 14  # times as fast as a ring, if rounds were all
@@ -36,7 +37,51 @@ def thousands(claim: Claim, results: Results) -> Finding:
     return found(claim, checks, text, "A run of fewer than ten thousand steps.", "high", "tokens / tokens per step")
 
 
+def thin_root(claim: Claim, results: Results) -> Finding:
+    """Reproduced if a binary tree of 1,024 leaves whose links all have the claimed rate makes some traffic slower than
+    a fat tree does, by the model of flows."""
+    slow = results(CHAPTER, "tree/opposite")
+    text = (
+        f"With 10 Gbit/s on every link of a binary tree of 1,024 leaves, half of the leaves share one link at the top: "
+        f"traffic that all crosses it takes {slow:.0f} times as long as on a fat tree (computed)."
+    )
+    checks = (compare("times as long as on a fat tree", slow, 1.1),)
+    return found(claim, checks, text, "A switch at the top with more than one such link.", "high")
+
+
+def hundredfold(claim: Claim, results: Results) -> Finding:
+    """Reproduced if some traffic on the binary tree of 1,024 leaves is computed to take at least the claimed number of
+    times as long as on a fat tree of as many."""
+    slow = {name: results(CHAPTER, f"tree/{name}") for name in ("opposite", "uniform", "neighbours")}
+    load, share = results(CHAPTER, "load/100/constant"), results(CHAPTER, "tree/share-for-100")
+    checks = [compare(f"{name} traffic, times as long", value, claim.bounds()[0]) for name, value in slow.items()]
+    text = (
+        f"Traffic that all crosses the top takes {slow['opposite']:.0f} times as long as on a fat tree, uniform "
+        f"traffic {slow['uniform']:.0f}, neighbours {slow['neighbours']:.0f} (computed). A hundredfold needs "
+        f"{share:.0%} across the top, or a link at {load:.1%} load."
+    )
+    return found(claim, checks, text, "The traffic and the rates of the simulated networks.", "medium")
+
+
+def linear_growth(claim: Claim, results: Results) -> Finding:
+    """Reproduced if the throughput of random permutations on fat trees of 16 to 1,024 hosts grows with hosts to the
+    power of at least 0.95 when flows are hashed, as usual. A part holds if it does when they are sprayed."""
+    hashed, sprayed = results(CHAPTER, "growth/hashed"), results(CHAPTER, "growth/sprayed")
+    each = results(CHAPTER, "growth/hashed-per-host")
+    checks = (
+        compare("exponent, hashed", hashed, 0.95), in_part(compare("exponent, sprayed", sprayed, 0.95)),
+    )  # fmt: skip
+    text = (
+        f"Throughput of fat trees grows with hosts to the power {sprayed:.2f} when packets are sprayed, {hashed:.2f} "
+        f"when flows are hashed (computed). Hashed, 1,024 hosts get {each:.0%} of their links' rate each."
+    )
+    return found(claim, checks, text, "Throughput of a cluster at several sizes.", "medium")
+
+
 RULES: dict[str, Rule] = {
+    "S3-010": thin_root,
+    "S3-011": hundredfold,
+    "S3-012": linear_growth,
     "S3-013": Formula(
         "data sheet of the H100 SXM (data/hardware.csv)",
         lambda: {"NVLink, both directions": 2 * hardware.gpu("h100-80gb").nvlink_bytes_per_s / 1e9},

@@ -182,8 +182,19 @@ def peak_by_block(graph: Graph, choice: Choice) -> int:
     return int(there.max())
 
 
+def uses(graph: Graph, choice: Choice) -> list[int]:
+    """How often each value is asked for: by backward, and by the operations that run again."""
+    found = [0] * len(graph.values)
+    for _, value in graph.asks:
+        found[value] += 1
+    for number in choice.again:
+        for source in set(graph.operations[number].sources):
+            found[source] += 1
+    return found
+
+
 def timeline(graph: Graph, choice: Choice) -> list[int]:
-    """Bytes that are held for backward each time it has been given a value: what is stored, and what was made again.
+    """Most bytes that are held for backward while it is given each value: what is stored, and what was made again.
 
     What runs again or is decoded is held until its last use. What is stored is let go when neither backward nor an
     operation that runs again will ask for it, after the node of backward that asked last.
@@ -201,17 +212,10 @@ class _Timeline:
 
     def __init__(self, graph: Graph, choice: Choice) -> None:
         self.graph, self.choice = graph, choice
-        self.uses = [0] * len(graph.values)  # left in this pass
-        self.holders = [0] * len(graph.values)  # asks of backward, and operations that run again, that refer to it
-        for _, value in graph.asks:
-            self.uses[value] += 1
-            self.holders[value] += 1
-        for number in choice.again:
-            for source in set(graph.operations[number].sources):
-                self.uses[source] += 1
-                self.holders[source] += 1
+        self.uses = uses(graph, choice)  # left in this pass
+        self.holders = self.uses.copy()  # asks of backward, and operations that run again, that refer to it
         self.children = {n: sum(self.holders[v] > 0 for v in graph.made[n] if self._again(v)) for n in choice.again}
-        self.bytes, self.cached = choice.nbytes, set[int]()
+        self.bytes, self.most, self.cached = choice.nbytes, 0, set[int]()
 
     def _again(self, value: int) -> bool:
         return value not in self.choice.stored
@@ -225,33 +229,40 @@ class _Timeline:
         for node, value in self.graph.asks:
             if node != before:
                 for each in given:
+                    self._release(each)
+                for each in given:
                     self._let_go(each)
                 given, before = [], node
-            found.append(self._ask(value))
+            self.most = 0
+            self._take(value)
             given.append(value)
+            found.append(max(self.most, self.bytes))
         return found
 
-    def _ask(self, value: int) -> int:
-        """Bytes held when it is given."""
+    def _take(self, value: int) -> None:
         if not self._as_is(value) and value not in self.cached:
             self._make(value)
         self.uses[value] -= 1
-        held = self.bytes
+
+    def _release(self, value: int) -> None:
         if value in self.cached and not self.uses[value]:
             self.cached.remove(value)
             self.bytes -= self.graph.values[value].nbytes
-        return held
 
     def _make(self, value: int) -> None:
-        made = [value]
+        made, sources = [value], dict[int, None]()
         if self._again(value):
             number = self.graph.values[value].operation
-            for source in dict.fromkeys(self.graph.operations[number].sources):
-                self._ask(source)
+            sources = dict.fromkeys(self.graph.operations[number].sources)
+            for source in sources:
+                self._take(source)
             made = [v for v in self.graph.made[number] if self._again(v) and self.uses[v] and v not in self.cached]
         for each in made:
             self.cached.add(each)
             self.bytes += self.graph.values[each].nbytes
+        self.most = max(self.most, self.bytes)
+        for source in sources:
+            self._release(source)
 
     def _let_go(self, value: int) -> None:
         self.holders[value] -= 1

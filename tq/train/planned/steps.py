@@ -22,11 +22,13 @@ PLAIN = (Tensor, torch.nn.Parameter)
 
 
 class Made(NamedTuple):
-    """A value that an operation made. place: of the tensor among the results, or -1 - its place among the arguments."""
+    """A value that an operation made. place: of the tensor among the results, or -1 - its place among the arguments;
+    before: the value that was written over there."""
 
     value: int
     place: int
     tensor: Tensor
+    before: int | None
 
 
 class Signature(NamedTuple):
@@ -126,9 +128,10 @@ class Steps(DispatchMode):
         return [(place, x) for place, x in enumerate(given) if id(x) in changed]
 
     def _new(self, tensor: Tensor, place: int) -> Made:
+        before = self.value_of(tensor) if place < 0 else None
         number, self.values = self.values, self.values + 1
         self.known[storage(tensor)] = StorageWeakRef(tensor.untyped_storage()), number
-        return Made(number, place, tensor)
+        return Made(number, place, tensor, before)
 
     def value_of(self, tensor: Tensor) -> int | None:
         """The number of the value that lies in a tensor's storage now; None for what no operation here made."""

@@ -182,6 +182,20 @@ def peak_by_block(graph: Graph, choice: Choice) -> int:
     return int(there.max())
 
 
+def _comes_from_before(graph: Graph, operation: int, source: int) -> bool:
+    """Whether an operation reads a value of an earlier block."""
+    made = graph.made[operation]
+    return bool(made) and graph.values[source].block < graph.values[made[0]].block
+
+
+def is_local(graph: Graph, choice: Choice) -> bool:
+    """Whether what runs again in a block starts from what is stored of the blocks before it."""
+    return all(
+        source in choice.stored or not _comes_from_before(graph, number, source)
+        for number in choice.again for source in graph.operations[number].sources
+    )  # fmt: skip
+
+
 def uses(graph: Graph, choice: Choice) -> list[int]:
     """How often each value is asked for: by backward, and by the operations that run again."""
     found = [0] * len(graph.values)
@@ -285,9 +299,9 @@ def enumerated(graph: Graph, budget: float, *, peak: float | None = None, noise:
         choice = settle(graph, {value: way for value, way in enumerate(ways) if way is not None})
         if choice is None or choice.nbytes > budget or noise is not None and choice.noise > noise:
             continue
-        if (best is None or choice.seconds < best.seconds) and (
-            peak is None or peak_by_block(graph, choice) <= peak
-        ):
+        if peak is not None and not (is_local(graph, choice) and peak_by_block(graph, choice) <= peak):
+            continue
+        if best is None or choice.seconds < best.seconds:
             best = choice
     return best
 
@@ -306,7 +320,8 @@ def cheapest(
 
     Args:
         budget: bytes that may be stored when backward begins.
-        peak: bytes that may be there at once in backward, as ``peak_by_block`` counts them; None is no limit.
+        peak: bytes that may be there at once in backward, as ``peak_by_block`` counts them; what runs again in a block
+            then starts from what is stored of the blocks before it. None is no limit.
         noise: most that the noise of all that is stored may add up to; None is no limit.
         ties: for each operation the number of the operation that stands for it, itself or an earlier one that makes as
             many values: both get the same choice. None ties nothing.
@@ -344,6 +359,7 @@ class _Program:
         for number, value in enumerate(graph.values):
             for way in range(len(value.ways)):
                 self._column("store", self.stands[number], way)
+        self.ways, self.local = len(self.columns), peak is not None
         exact = self._exact()
         for number, operation in enumerate(graph.operations):
             if operation.seconds is not None:
@@ -417,6 +433,8 @@ class _Program:
                     continue
                 for source in operation.sources:
                     row = self._available(source, kind == "exactly")
+                    if self.local and _comes_from_before(self.graph, number, source):
+                        row = {c: x for c, x in row.items() if c < self.ways}
                     if runs not in row:
                         self._need({**row, runs: -1.0}, 0.0)
                 if kind == "exactly":

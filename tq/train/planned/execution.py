@@ -78,11 +78,12 @@ class _View(NamedTuple):
 class _Value:
     """What is known of one value of this pass: where it is stored, or how it is made again."""
 
-    __slots__ = ("__weakref__", "again", "cached", "left", "nbytes", "stored", "usage", "uses")
+    __slots__ = ("__weakref__", "again", "cached", "left", "nbytes", "stored", "usage", "uses", "watched")
 
     def __init__(self, usage: Usage, uses: int) -> None:
         self.usage, self.uses, self.left = usage, uses, uses
         self.stored: _Held | Code | Away | None = None
+        self.watched: _Held | None = None
         self.again: _Again | None = None
         self.cached: Tensor | None = None
         self.nbytes = 0  # stored
@@ -95,7 +96,9 @@ class _Value:
     def take(self) -> Tensor:
         """The memory of the value, flat. Whoever took it calls ``release`` when it is done."""
         if isinstance(self.stored, _Held):
-            return self.stored.get()
+            if self.watched is not None:
+                self.watched.get()
+            return self.stored.tensor
         if self.left <= 0:  # another pass over a graph that was retained
             self.left = self.uses
         if self.cached is None:
@@ -217,6 +220,7 @@ class Planned(Steps):
         super().__init__()
         self.plan, self.step, self.place, self.usage = plan, step, place, Usage()
         self.planned: dict[int, _Value] = {}
+        self.kept: list[tuple[_Value, Tensor]] = []
         self.given: list[_Value] = []  # to the node of backward that runs
         self.node = -1
 
@@ -234,6 +238,8 @@ class Planned(Steps):
         again: _Again | None = None
         if number in self.plan.choice.again:
             again = _Again(func, *self._inputs(args, kwargs, made), self.usage)
+        if again is None and not any(self.plan.uses[m.value] for m in made):
+            return
         for value, place, tensor, _ in made:
             if uses := self.plan.uses[value]:
                 found = self.planned[value] = _Value(self.usage, uses)
@@ -252,7 +258,7 @@ class Planned(Steps):
         def remembered(x: Tensor) -> Any:
             value = before.get(storage(x), self.value_of(x))
             if value is None:
-                return _Input(None, None, _Held(x.detach(), version(x)))
+                return _Input(None, None, _Held(x, version(x)))
             return _Input(self.planned[value], _View.of(x), None)
 
         return replaced(args, remembered), replaced(kwargs, remembered)
@@ -268,6 +274,7 @@ class Planned(Steps):
             value.put(self.place.write(memory), 0)
         else:
             value.put(_Held(memory, version(memory)), memory.nbytes)
+            self.kept.append((value, tensor))
 
     def pack(self, tensor: Tensor) -> _Saved | _Held:
         """Hook of autograd."""
@@ -285,16 +292,23 @@ class Planned(Steps):
         node = running_node()
         number = -1 if node is None else sequence_number(node)
         if number != self.node:
-            for value in self.given:
-                value.release()
-            self.given, self.node = [], number
+            while self.given:
+                self.given.pop().release()
+            self.node = number
         memory = saved.value.take()
         self.usage.seen()
         self.given += [saved.value] if saved.value.left <= 0 and saved.value.cached is not None else []
         return saved.view.on(memory)
 
     def end(self) -> None:
-        """The forward pass is over: what is planned belongs to the graph alone."""
+        """The forward pass is over: what is planned belongs to the graph alone.
+
+        Below autograd an alias does not share the version of its tensor, so what is kept is only watched from here on;
+        what the pass itself writes over is another value.
+        """
+        for value, tensor in self.kept:
+            value.watched = _Held(tensor.detach(), version(tensor))
+        self.kept.clear()
         self.planned.clear()
         self.known.clear()
 

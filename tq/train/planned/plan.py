@@ -100,7 +100,11 @@ class Plan:
 
     def codec_of(self, way: str) -> Codec | None:
         """The quantizer of a way to store a value; None if it has none."""
-        return coders(self.codec).get(way)
+        return self._coders.get(way)
+
+    @cached_property
+    def _coders(self) -> dict[str, Codec]:
+        return coders(self.codec)
 
     def __str__(self) -> str:
         parts = ", ".join(f"{nbytes / 2**20:.1f} MiB {name}" for name, nbytes in sorted(self.bytes_by_way.items()))

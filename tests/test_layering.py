@@ -40,7 +40,7 @@ FLOORS = {
         lazy=frozenset({"tokenizers", "datasets", "tqdm", "safetensors"}),
     ),
     "tq.train.planned": Floor(  # a plan is the answer of a program that knows no tensors
-        inside=("tq.quant", "tq.train", "tq.systems.rematerialization"),
+        inside=("tq.quant", "tq.train", "tq.systems.rematerialization", "tq.systems.backward_timeline"),
         outside=frozenset({"torch"}),
         lazy=frozenset({"tqdm"}),
     ),

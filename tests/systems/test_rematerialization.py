@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tq.systems.backward_timeline import timeline
 from tq.systems.rematerialization import (
     KEEP,
     Graph,
@@ -21,7 +22,6 @@ from tq.systems.rematerialization import (
     least_bytes,
     peak_by_block,
     settle,
-    timeline,
 )
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tq.quant.codec import Code, Codec
 from tq.train._torch_private import storage, version
-from tq.train.planned._torch_private import running_node, sequence_number
+from tq.train.planned._torch_private import in_backward, running_node, sequence_number
 from tq.train.planned.offloading import Away, Place
 from tq.train.planned.steps import Made, Steps, flat, name_of, replaced, tensors_in
 
@@ -72,7 +72,7 @@ class _View(NamedTuple):
 
     def on(self, memory: Tensor) -> Tensor:
         memory = memory if memory.dtype == self.dtype else memory.view(self.dtype)
-        return memory.as_strided(self.shape, self.stride, self.offset)
+        return memory.as_strided(self.shape, self.stride, memory.storage_offset() + self.offset)
 
 
 class _Value:
@@ -222,18 +222,21 @@ class Planned(Steps):
         self.planned: dict[int, _Value] = {}
         self.kept: list[tuple[_Value, Tensor]] = []
         self.given: list[_Value] = []  # to the node of backward that runs
-        self.node = -1
+        self.node, self.beyond = -1, False
 
     def on_values(
         self, number: int, func: Any, args: Any, kwargs: Any, sources: tuple[int, ...], made: list[Made]
     ) -> None:
         signatures = self.plan.trace.signatures
-        name, shapes = (signatures[number].name, signatures[number].shapes) if number < len(signatures) else ("", ())
+        if number >= len(signatures):  # backward begins, or a step that is longer, as ``pack`` will see
+            self.beyond = True
+            return
+        name, shapes = signatures[number]
         if name != name_of(func) or shapes[-len(made) :] != tuple(tuple(m.tensor.shape) for m in made):
             raise RuntimeError(
-                f"operation {number} of this step is {name_of(func)}, the traced step had {name or 'ended'}"
-                f"{' with other shapes' if name == name_of(func) else ''}: a plan serves one forward pass on one shape "
-                "of batch; enter the context anew for every forward pass"
+                f"operation {number} of this step is {name_of(func)}, the traced step had {name}"
+                f"{' with other shapes' if name == name_of(func) else ''}: a plan serves steps that make what the traced "
+                "one made, on batches of its shape"
             )
         again: _Again | None = None
         if number in self.plan.choice.again:
@@ -278,6 +281,11 @@ class Planned(Steps):
 
     def pack(self, tensor: Tensor) -> _Saved | _Held:
         """Hook of autograd."""
+        if self.beyond and not in_backward():
+            raise RuntimeError(
+                f"this step saves tensors after the {len(self.plan.trace.signatures)} operations of the traced one: a plan "
+                "serves one forward pass; enter the context anew for each"
+            )
         number = self.value_of(tensor)
         if number is None or type(tensor) not in (Tensor, torch.nn.Parameter):
             return _Held(tensor, version(tensor))

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from tq.quant.codec import DTYPES, Codec
-from tq.systems.rematerialization import GAP, KEEP, Choice, Graph, Way, cheapest, settle, timeline, uses
+from tq.systems.backward_timeline import timeline, uses
+from tq.systems.rematerialization import GAP, KEEP, Choice, Graph, Way, cheapest, settle
 from tq.train.activations import compress_activations as _compress
 from tq.train.planned.execution import PlannedActivations
 from tq.train.planned.offloading import HOST, Place, offload_name

@@ -90,7 +90,8 @@ def test_an_impossible_budget_says_the_least_possible_one(seed: int) -> None:
 
 def chain(blocks: int) -> tuple[Graph, list[int]]:
     """Blocks of twelve operations on a residual stream, tied in groups of 1, 2, 4, ..."""
-    operations, values, ties, leader, left, size = [Operation(1e-3)], [Value(400, _ways(400), True, 0, -1)], [0], 1, 0, 1
+    operations, values, ties = [Operation(1e-3)], [Value(400, _ways(400), True, 0, -1)], [0]
+    leader, left, size = 1, 0, 1
     for block in range(blocks):
         if not left:
             leader, left, size = len(operations), size, 2 * size

@@ -4,8 +4,8 @@ A chain keeps what its first layer was given, and a few results on the way; ever
 last one that is kept before it, more than once if need be. Not modelled: branches, codes, and layers whose parts are
 kept one by one (``tq.systems.rematerialization``).
 
-Sources: Griewank & Walther 2000 (revolve, TOMS 26), equal layers; Beaumont et al. 2019 (Rotor, arXiv:1911.13214), layers
-of different sizes and times; Chen et al. 2016 (arXiv:1604.06174), one more forward pass in O(sqrt(L)) memory.
+Sources: Griewank & Walther 2000 (revolve, TOMS 26), equal layers; Beaumont et al. 2019 (Rotor, arXiv:1911.13214),
+layers of different sizes and times; Chen et al. 2016 (arXiv:1604.06174), one more forward pass in O(sqrt(L)) memory.
 """
 
 from __future__ import annotations

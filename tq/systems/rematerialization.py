@@ -242,7 +242,9 @@ def cheapest(
         least = program.least(time_limit_s)
         if least is None:
             raise ValueError("no choice fits: a value that backward needs cannot be stored within the other limits")
-        raise ValueError(f"a budget of {budget:,.0f} bytes is too small: the least that this step can keep is {least:,}")
+        raise ValueError(
+            f"a budget of {budget:,.0f} bytes is too small: the least that this step can keep is {least:,}"
+        )
     return found
 
 
@@ -325,8 +327,8 @@ class _Program:
             if value.asked:
                 lossy = any(way.lossy for way in value.ways)
                 self._need(self._available(number, value.strict and (any_exact or lossy)), 1.0)
-            operation = self.operation_of[value.operation]
-            if (exactly := self.columns.get(("exactly", operation))) is not None:
+            made_by = self.operation_of[value.operation]
+            if (exactly := self.columns.get(("exactly", made_by))) is not None:
                 changed = [self.columns["store", self.stands[number], n] for n, w in enumerate(value.ways) if w.lossy]
                 if changed:
                     self._need(dict.fromkeys([exactly, *changed], -1.0), -1.0)

@@ -9,12 +9,12 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from tq.quant.codec import Code, Codec
+from tq.quant.codec import Code
 from tq.train._torch_private import storage, version
 from tq.train.planned._torch_private import in_backward, running_node, sequence_number
 from tq.train.planned.offloading import Away, Place
@@ -68,7 +68,7 @@ class _View(NamedTuple):
 
     @classmethod
     def of(cls, x: Tensor) -> _View:
-        return cls(x.shape, x.stride(), x.storage_offset(), x.dtype)
+        return cls(x.shape, x.stride(), int(x.storage_offset()), x.dtype)
 
     def on(self, memory: Tensor) -> Tensor:
         memory = memory if memory.dtype == self.dtype else memory.view(self.dtype)
@@ -149,7 +149,7 @@ class _Again:
 
     def __init__(self, func: Any, args: Any, kwargs: Any, usage: Usage) -> None:
         self.func, self.args, self.kwargs, self.usage = func, args, kwargs, usage
-        self.made: list[tuple[weakref.ref[_Value], int]] = []
+        self.made: list[tuple[Callable[[], _Value | None], int]] = []  # weak references
 
     def run(self) -> None:
         """Makes all values that are asked for and are not there."""
@@ -235,8 +235,8 @@ class Planned(Steps):
         if name != name_of(func) or shapes[-len(made) :] != tuple(tuple(m.tensor.shape) for m in made):
             raise RuntimeError(
                 f"operation {number} of this step is {name_of(func)}, the traced step had {name}"
-                f"{' with other shapes' if name == name_of(func) else ''}: a plan serves steps that make what the traced "
-                "one made, on batches of its shape"
+                f"{' with other shapes' if name == name_of(func) else ''}: a plan serves steps that make what the "
+                "traced one made, on batches of its shape"
             )
         again: _Again | None = None
         if number in self.plan.choice.again:
@@ -271,7 +271,7 @@ class Planned(Steps):
         memory = flat(tensor)
         codec = self.plan.codec_of(way.name)
         if codec is not None:
-            code = cast(Codec, codec.derive("activation", number).at_step(self.step)).encode(memory)
+            code = codec.derive("activation", number).at_step(self.step).encode(memory)
             value.put(code, code.nbytes)
         elif self.place is not None and way.name == self.place.name:
             value.put(self.place.write(memory), 0)
@@ -283,8 +283,8 @@ class Planned(Steps):
         """Hook of autograd."""
         if self.beyond and not in_backward():
             raise RuntimeError(
-                f"this step saves tensors after the {len(self.plan.trace.signatures)} operations of the traced one: a plan "
-                "serves one forward pass; enter the context anew for each"
+                f"this step saves tensors after the {len(self.plan.trace.signatures)} operations of the traced one: "
+                "a plan serves one forward pass; enter the context anew for each"
             )
         number = self.value_of(tensor)
         if number is None or type(tensor) not in (Tensor, torch.nn.Parameter):
@@ -326,10 +326,10 @@ def _nothing() -> None:
 
 
 class PlannedActivations:
-    """Context in which the forward pass keeps for backward what a plan says; ``compress_activations(plan=...)`` makes it.
+    """Context in which the forward pass keeps what a plan says; ``compress_activations(plan=...)`` makes it.
 
-    ``with`` gives the ``Usage`` of the forward pass. One object serves a whole run, one forward pass at a time; backward
-    may run inside or after it, and more than once with ``retain_graph``. Each forward pass has other rotations.
+    ``with`` gives the ``Usage`` of the forward pass. One object serves a whole run, one forward pass at a time;
+    backward may run inside or after it, and more than once with ``retain_graph``. Each forward pass has other rotations.
     """
 
     def __init__(self, plan: Plan, step: int = 0) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import os
 import time
 from collections.abc import Callable, Collection, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import median
@@ -20,11 +21,12 @@ from tq.systems.rematerialization import GAP, KEEP, Choice, Graph, Way, cheapest
 from tq.train.activations import compress_activations as _compress
 from tq.train.planned.execution import PlannedActivations
 from tq.train.planned.offloading import HOST, Place, offload_name
-from tq.train.planned.trace import Kind, Trace, trace_step
+from tq.train.planned.trace import Kind, Trace, default_loss, now, run_model, trace_step
 
 BITS = (4,)  # that values may be coded in; the chapter activation-memory says what fewer cost
 MIN_ELEMENTS = 1024
 AGAIN = "computed again"
+_MOST_AGAIN_S = 5e-4  # beyond its time alone, that an operation may be found to take
 _TRIES = 8  # at a limit that blocks are planned for, until the peak node by node fits
 
 
@@ -81,12 +83,12 @@ class Plan:
     @property
     def seconds(self) -> float:
         """Predicted seconds of a forward and a backward pass."""
-        return self.trace.seconds + self.choice.seconds
+        return self.trace.seconds + self.trace.watched_s + self.choice.seconds
 
     @property
     def overhead(self) -> float:
         """Predicted seconds beyond those of a step that keeps all, over those."""
-        return self.choice.seconds / self.trace.seconds
+        return (self.trace.watched_s + self.choice.seconds) / self.trace.seconds
 
     @cached_property
     def bytes_by_way(self) -> dict[str, int]:
@@ -277,7 +279,50 @@ def priced_trace(
         for value, kind in zip(trace.graph.values, trace.kinds, strict=True)
     )
     graph = Graph(values, trace.graph.operations, trace.graph.asks)
-    return Priced(dataclasses.replace(trace, graph=graph), codec, folder)
+    priced = Priced(dataclasses.replace(trace, graph=graph), codec, folder)
+    return _calibrated(priced, lambda: (loss or default_loss)(run_model(model, batch)), model, repeats)
+
+
+def _calibrated(priced: Priced, forward: Callable[[], Tensor], model: nn.Module, repeats: int) -> Priced:
+    """Adds what timing operations alone does not show: what it takes to follow any plan, and to run one operation again.
+
+    Steps that keep all, that follow a plan which keeps all, and that follow one which computes much again take turns.
+    """
+    values = priced.trace.graph.values
+    whole = priced.stored({n: KEEP for n, value in enumerate(values) if value.ways and value.asked})
+    exact = dataclasses.replace(priced, trace=dataclasses.replace(priced.trace, graph=_kept_only(priced.trace.graph)))
+    plans = [whole]
+    for share in (0.3, 0.6):
+        try:
+            plans.append(priced.stored({n: KEEP for n in exact.replanned(share, gap=0.01).choice.stored}))
+            break
+        except ValueError:
+            continue
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    taken: list[list[float]] = [[] for _ in range(len(plans) + 1)]
+    with torch.random.fork_rng():
+        for _ in range(repeats):
+            for samples, plan in zip(taken, [None, *plans], strict=True):
+                start = now()
+                with PlannedActivations(plan) if plan else nullcontext():
+                    total = forward()
+                torch.autograd.grad(total, parameters, allow_unused=True)
+                samples.append(now() - start)
+                del total
+    plain, kept, again = (*map(median, taken), 0.0)[:3]
+    trace = dataclasses.replace(priced.trace, watched_s=max(0.0, kept - plain))
+    if len(plans) > 1 and (runs := len(plans[1].choice.again)):
+        beyond = (again - kept - plans[1].choice.seconds) / runs
+        each = min(max(0.0, beyond), _MOST_AGAIN_S)
+        operations = tuple(o._replace(seconds=None if o.seconds is None else o.seconds + each)
+                           for o in trace.graph.operations)  # fmt: skip
+        trace = dataclasses.replace(trace, graph=dataclasses.replace(trace.graph, operations=operations))
+    return dataclasses.replace(priced, trace=trace)
+
+
+def _kept_only(graph: Graph) -> Graph:
+    values = tuple(v._replace(ways=tuple(w for w in v.ways if w.name == KEEP)) for v in graph.values)
+    return dataclasses.replace(graph, values=values)
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,8 @@ class Trace:
         signatures: of the operations; kinds: of the values.
         ties: for each operation the one that stands for it where a model has many identical blocks, as
             ``tq.systems.rematerialization.cheapest`` takes them.
-        forward_s, backward_s: seconds of the step that keeps all, the median of a few.
+        forward_s, backward_s: seconds of the step that keeps all, the median of a few; watched_s: what it takes more to
+            follow a plan that does the same.
     """
 
     graph: Graph
@@ -60,6 +61,7 @@ class Trace:
     ties: tuple[int, ...]
     forward_s: float
     backward_s: float
+    watched_s: float = 0.0
 
     @property
     def seconds(self) -> float:
@@ -154,7 +156,7 @@ def _watched(part: nn.Module, number: int, traced: _Traced) -> tuple[Any, Any]:
     return part.register_forward_pre_hook(enter), part.register_forward_hook(leave)
 
 
-def _lists(module: nn.Module) -> Iterator[nn.Module]:
+def _lists(module: nn.Module) -> Iterator[nn.ModuleList | nn.Sequential]:
     if isinstance(module, nn.ModuleList | nn.Sequential) and len(module) > 1:
         yield module
         return
@@ -225,16 +227,16 @@ def trace_step(
         total=repeats + 2, unit="step", desc="tracing", disable=not progress, dynamic_ncols=True
     ) as bar:  # fmt: skip
         for turn in range(repeats + 1):
-            start = _now()
+            start = now()
             total = reduce(run_model(model, batch))
-            middle = _now()
+            middle = now()
             torch.autograd.grad(total, parameters, allow_unused=True)
             if turn:  # the first warms up
                 forward.append(middle - start)
-                backward.append(_now() - middle)
+                backward.append(now() - middle)
             del total
             bar.update()
-        traced, asks = _Traced(repeats), []
+        traced, asks = _Traced(repeats), list[_Ask]()
         with torch.autograd.graph.saved_tensors_hooks(*_hooks(traced, asks)):
             with _blocks(model, traced), traced:
                 total = reduce(run_model(model, batch))
@@ -243,7 +245,8 @@ def trace_step(
     return _trace(traced, asks, median(forward), median(backward))
 
 
-def _now() -> float:
+def now() -> float:
+    """Seconds on a clock, when all that a GPU was given is done."""
     _wait()
     return time.perf_counter()
 

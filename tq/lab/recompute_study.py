@@ -284,6 +284,22 @@ def _turns(
     return taken
 
 
+def side_by_side(task: Mapping[str, Any], device: str = "cpu") -> dict[str, Any]:
+    """``measured`` by a task: "shape" (fields of ``GPTConfig``), "sequences", "knapsack" (budgets), "repeats", "seed"."""
+    return measured(
+        GPTConfig(**task["shape"]), task["sequences"], knapsack=tuple(task["knapsack"]), repeats=task["repeats"],
+        seed=task["seed"],
+    )  # fmt: skip
+
+
+def best_single(rows: Mapping[str, Any], budget: float) -> str | None:
+    """The method with the lowest median overhead, plans apart, that keeps no more than a share of what keeping all
+    keeps in eager mode; None where no method does."""
+    whole = rows[KEEP]["kept"]
+    fitting = [n for n, r in rows.items() if r["planned"] is None and r["kept"] <= budget * whole]
+    return min(fitting, key=lambda name: sorted(rows[name]["ratios"])[len(rows[name]["ratios"]) // 2], default=None)
+
+
 # --- the largest batch under a ceiling ------------------------------------------------------------------------
 
 
@@ -300,7 +316,7 @@ def largest_batch(
         share: of what keeping all keeps, that a plan may store; in backward it may hold twice that.
         steps: that are timed at the largest.
 
-    Returns {"batch": sequences, 0 if not even one fits; "seconds_per_token": the median of the steps; "tries": how many}.
+    Returns {"batch": sequences, 0 if not even one fits; "seconds_per_token": of the median step; "tries": how many}.
     """
     low, high, tries, found = 0, 1, 0, None
     while high <= most and (answer := fits(shape, method, high, ceiling_bytes, share, steps))["fits"]:
@@ -313,6 +329,11 @@ def largest_batch(
         found = answer if answer["fits"] else found
     per_token = None if found is None else found["seconds"] / (low * shape["seq"])
     return {"batch": low, "seconds_per_token": per_token, "tries": tries}
+
+
+def ceiling(task: Mapping[str, Any], device: str = "cpu") -> dict[str, Any]:
+    """``largest_batch`` by a task: "shape", "method", "ceiling" in bytes, "steps"; "round" makes repeats differ."""
+    return largest_batch(task["shape"], task["method"], task["ceiling"], steps=task["steps"])
 
 
 def fits(
@@ -393,7 +414,7 @@ def under_a_ceiling(task: dict[str, Any]) -> dict[str, Any]:
 # --- whether training by a plan is training -------------------------------------------------------------------
 
 
-def trained(task: Mapping[str, Any]) -> dict[str, float]:
+def trained(task: Mapping[str, Any], device: str = "cpu") -> dict[str, float]:
     """Validation loss of a run that follows a plan, or keeps all: {"valid": nats per token, "kept": share of bytes}.
 
     task: "shape" (fields of ``GPTConfig``), "steps", "batch", "seed", "share" (None keeps all), "most_text" (bytes).

@@ -114,7 +114,7 @@ def chain_seconds(stages: Sequence[Stage], memory: int) -> float:
     Example:
         >>> equal = [Stage(1.0, 2.0, 1, 2)] * 4
         >>> [chain_seconds(equal, memory) for memory in (8, 5, 4, 3, 2, 1)]
-        [12.0, 15.0, 16.0, 18.0, inf, inf]
+        [12.0, 14.0, 15.0, 18.0, inf, inf]
     """
     if not stages:
         raise ValueError("stages is empty; a chain has at least one layer")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import doctest
+import importlib
 import pickle
 import random
 from collections.abc import Callable, Iterator
@@ -327,3 +329,9 @@ def test_sharded_models_are_refused_with_the_reason(tmp_path: Path) -> None:
             quick(model, torch.randn(8, 8))
     finally:
         dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("module", ("tq.train.planned.plan", "tq.systems.rematerialization", "tq.systems.recompute_chain"))
+def test_examples(module: str) -> None:
+    found = doctest.testmod(importlib.import_module(module))
+    assert found.attempted and not found.failed

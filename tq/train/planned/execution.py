@@ -329,7 +329,8 @@ class PlannedActivations:
     """Context in which the forward pass keeps what a plan says; ``compress_activations(plan=...)`` makes it.
 
     ``with`` gives the ``Usage`` of the forward pass. One object serves a whole run, one forward pass at a time;
-    backward may run inside or after it, and more than once with ``retain_graph``. Each forward pass has other rotations.
+    backward may run inside or after it, and more than once with ``retain_graph``. Each forward pass has other
+    rotations.
     """
 
     def __init__(self, plan: Plan, step: int = 0) -> None:

@@ -240,6 +240,14 @@ def plan_activations(
 
     References:
         Jain et al. 2020 (Checkmate); Liu et al. 2022 (GACT); Korthikanti et al. 2022.
+
+    Example:
+        >>> import torch
+        >>> from tq.train.planned import compress_activations, plan_activations
+        >>> model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Sigmoid(), torch.nn.Linear(64, 64))
+        >>> plan = plan_activations(model, torch.ones(256, 64), 1.0, progress=False)
+        >>> plan.bytes_before == plan.bytes_after == 256 * 64 * 4
+        True
     """
     priced = priced_trace(
         model, batch, loss=loss, bits=bits, offload=offload, codec=codec, min_elements=min_elements, repeats=repeats,
@@ -284,7 +292,7 @@ def priced_trace(
 
 
 def _calibrated(priced: Priced, forward: Callable[[], Tensor], model: nn.Module, repeats: int) -> Priced:
-    """Adds what timing operations alone does not show: what it takes to follow any plan, and to run one operation again.
+    """Adds what timing operations alone does not show: following any plan, and running one operation again.
 
     Steps that keep all, that follow a plan which keeps all, and that follow one which computes much again take turns.
     """

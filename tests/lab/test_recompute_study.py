@@ -59,7 +59,8 @@ def test_a_ceiling_refuses_what_does_not_fit() -> None:
 
 
 def test_runs_that_share_a_seed_are_the_same_but_for_the_plan() -> None:
-    task = dict(shape=dict(layers=2, hidden=32, heads=2, vocab=256, seq=32), steps=2, batch=2, seed=0, most_text=200_000)
+    shape = dict(layers=2, hidden=32, heads=2, vocab=256, seq=32)
+    task = dict(shape=shape, steps=2, batch=2, seed=0, most_text=200_000)
     kept = [study.trained({**task, "share": share}) for share in (None, None, 0.2)]
     assert kept[0] == kept[1] and kept[2]["kept"] <= 0.2
     assert kept[2]["valid"] == pytest.approx(kept[0]["valid"], abs=0.05)

@@ -148,7 +148,7 @@ def eager_methods(model: GPT, priced: Mapping[str, Priced], budgets: tuple[float
 
 
 def _as_it_is(graph: Any, _: Any) -> Any:
-    from functorch.compile import make_boxed_func
+    from functorch.compile import make_boxed_func  # type: ignore[import-untyped]
 
     return make_boxed_func(graph.forward)
 
@@ -285,7 +285,7 @@ def _turns(
 
 
 def side_by_side(task: Mapping[str, Any], device: str = "cpu") -> dict[str, Any]:
-    """``measured`` by a task: "shape" (fields of ``GPTConfig``), "sequences", "knapsack" (budgets), "repeats", "seed"."""
+    """``measured`` by a task: "shape" (fields of ``GPTConfig``), "sequences", "knapsack", "repeats", "seed"."""
     return measured(
         GPTConfig(**task["shape"]), task["sequences"], knapsack=tuple(task["knapsack"]), repeats=task["repeats"],
         seed=task["seed"],

@@ -331,7 +331,9 @@ def test_sharded_models_are_refused_with_the_reason(tmp_path: Path) -> None:
         dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("module", ("tq.train.planned.plan", "tq.systems.rematerialization", "tq.systems.recompute_chain"))
+@pytest.mark.parametrize(
+    "module", ("tq.train.planned.plan", "tq.systems.rematerialization", "tq.systems.recompute_chain")
+)
 def test_examples(module: str) -> None:
     found = doctest.testmod(importlib.import_module(module))
     assert found.attempted and not found.failed

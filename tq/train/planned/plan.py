@@ -240,10 +240,9 @@ def plan_activations(
 
     References:
         Jain et al. 2020 (Checkmate); Liu et al. 2022 (GACT); Korthikanti et al. 2022.
-
     Example:
         >>> import torch
-        >>> from tq.train.planned import compress_activations, plan_activations
+        >>> from tq.train.planned import plan_activations
         >>> model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Sigmoid(), torch.nn.Linear(64, 64))
         >>> plan = plan_activations(model, torch.ones(256, 64), 1.0, progress=False)
         >>> plan.bytes_before == plan.bytes_after == 256 * 64 * 4

@@ -39,6 +39,11 @@ FLOORS = {
         outside=frozenset({"torch", "numpy"}),
         lazy=frozenset({"tokenizers", "datasets", "tqdm", "safetensors"}),
     ),
+    "tq.train.planned": Floor(  # a plan is the answer of a program that knows no tensors
+        inside=("tq.quant", "tq.train", "tq.systems.rematerialization", "tq.systems.backward_timeline"),
+        outside=frozenset({"torch"}),
+        lazy=frozenset({"tqdm"}),
+    ),
     "tq.train.model": Floor(  # what is trained knows nothing of how its gradients travel
         inside=("tq.quant", "tq.train.model"),
         outside=frozenset({"torch", "numpy"}),

@@ -40,6 +40,7 @@ DOORS: dict[str, list[str] | None] = {
     "tq.train.tqk.peers": ["PeerMemory"],
     "tq.train.tqk.dcp": ["Reader", "Writer"],
     "tq.train.activations": ["Report", "compress_activations"],
+    "tq.train.planned": ["compress_activations", "plan_activations"],
     "tq.train.recompute": ["CodedResults"],
     "tq.train.linear": ["CompressedLinear", "linear", "replace_linears"],
     "tq.train.model": ALL,

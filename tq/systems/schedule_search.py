@@ -2,7 +2,9 @@
 
 Ranks act in the order of time. A free rank prefers an input pass (I) that has arrived, then a forward pass (F) that
 fits under its limit of micro-batches in flight, and fills what would be idle with weight passes (W). The search tries
-profiles of those limits over the ranks and several patiences with W, and keeps the order of the shortest span.
+profiles of those limits over the ranks, and how long a rank rather idles than begins a W before an I that is on its way
+(patience), or an F before its very first I (haste). It keeps the order of the shortest span,
+among them ZB-H1 and ZB-H2 where they fit.
 
 The idea of splitting B is of Qi et al. 2023 (arXiv:2401.10241), whose heuristic has other rules.
 """
@@ -12,9 +14,10 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 
 from tq.systems.arguments import positive, positive_int
-from tq.systems.schedules import Action, Cost, Order, Timing, simulate
+from tq.systems.schedules import Action, Cost, Order, simulate, zb_h1, zb_h2
 
 PLACEMENTS = ("line", "v")
 
@@ -35,6 +38,7 @@ class _Rank:
     pending: list[Action] = field(default_factory=list)  # W that may be done
     actions: list[Action] = field(default_factory=list)
     blocked: bool = False
+    begun: bool = False  # its backward passes
 
 
 class _Greedy:
@@ -42,12 +46,12 @@ class _Greedy:
 
     def __init__(
         self, held_by: Sequence[Sequence[int]], micro_batches: int, cost: Cost, limits: Sequence[float],
-        patience: float, kept: float,
+        patience: float, haste: float, kept: float,
     ) -> None:
         self.ranks = [_Rank(list(s), limit) for s, limit in zip(held_by, limits, strict=True)]
         self.rank_of = {stage: rank for rank, stages in enumerate(held_by) for stage in stages}
         self.last, self.micro_batches, self.cost, self.patience = max(self.rank_of), micro_batches, cost, patience
-        self.kept = kept
+        self.kept, self.haste = kept, haste
         self.arrived: dict[Action, float] = {Action("F", 0, m): 0.0 for m in range(micro_batches)}
         self.next = {(kind, stage): 0 for kind in "FI" for stage in self.rank_of}
         self.queue: list[tuple[float, int]] = [(0.0, rank) for rank in range(len(self.ranks))]
@@ -71,7 +75,7 @@ class _Greedy:
 
     def _choose(self, rank: _Rank, now: float) -> tuple[Action | None, float | None]:
         """What to do now, or when to look again; (None, None): when something arrives."""
-        each, soon = 1 / len(rank.stages), None
+        each, soon, urgent = 1 / len(rank.stages), None, None
         ready: list[tuple[int, int, Action]] = []
         for kind in ("I", "F"):
             for stage in rank.stages:
@@ -88,12 +92,18 @@ class _Greedy:
                 if arrives <= now + 1e-12:
                     ready.append((0 if kind == "I" else 1, -stage, Action(kind, stage, micro)))
                 else:
+                    urgent = arrives if kind == "I" and urgent is None else urgent
                     soon = arrives if soon is None else min(soon, arrives)
         if ready:
-            return min(ready)[2], None
+            chosen = min(ready)[2]
+            # an F begun just before the first I arrives would hold up the first backward pass of all earlier stages
+            first = urgent is not None and not rank.begun and chosen.kind == "F"
+            if first and urgent - now <= self.haste * self.cost.of(chosen):
+                return None, urgent
+            return chosen, None
         if rank.pending:
             weight = self.cost.of(rank.pending[0])
-            if soon is None or soon - now >= self.patience * weight:
+            if urgent is None or urgent - now >= self.patience * weight:
                 return rank.pending[0], None
         return None, soon
 
@@ -109,6 +119,7 @@ class _Greedy:
         elif kind == "I":
             self.next["I", stage] += 1
             rank.held -= (1 - self.kept) * each
+            rank.begun = True
             rank.pending.append(Action("W", stage, micro))
             if stage:
                 self._post(Action("I", stage - 1, micro), end, number)
@@ -129,13 +140,15 @@ class _Greedy:
 def _profiles(stages: int, limit: float, chunks: int) -> Iterator[list[float]]:
     """Limits of micro-batches in flight, rank by rank: flat, and falling to fewer on the later ranks."""
     least = 1.0 if chunks == 1 else 1.0 + 1 / chunks
-    for last in sorted({limit, (limit + stages) / 2, float(stages), stages / 2, least}, reverse=True):
+    for last in sorted({limit, float(stages), least}, reverse=True):
         if least <= last <= limit:
             steps = max(1, stages - 1)
             yield [limit + (last - limit) * rank / steps for rank in range(stages)]
 
 
-PATIENCES = (1.0, 0.75, 0.5, 0.25, 0.0)
+PATIENCES = (0.0, 0.5, 1.0)
+ENOUGH = 3e-3  # an idle share at which the search stops
+HASTES = (0.0, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
 
 
 def search(
@@ -151,7 +164,6 @@ def search(
         limit: micro-batches in flight on every rank; at least 1 (1.5 for "v").
         kind: "line" (default) or "v", as in ``placement``.
         kept: share of a micro-batch's activations that is held from I to W; all by default.
-        patiences: shares of a W's time that a rank would rather wait for I or F than begin it.
 
     Raises:
         ValueError: if the limit is too small for any order.
@@ -161,12 +173,18 @@ def search(
     positive("limit", limit)
     held_by = placement(stages, kind)
     best: tuple[float, float, Order] | None = None
+    for known in (zb_h1, zb_h2) if kind == "line" else ():
+        timing = simulate(known(stages, micro_batches), cost, kept)
+        if max(timing.in_flight) <= limit + 1e-9 and (best is None or timing.span < best[0]):
+            best = (timing.span, timing.makespan, known(stages, micro_batches))
     for limits in _profiles(stages, limit, len(held_by[0])):
-        for patience in patiences:
-            order = _Greedy(held_by, micro_batches, cost, limits, patience, kept).run()
+        for patience, haste in product(PATIENCES, HASTES):
+            order = _Greedy(held_by, micro_batches, cost, limits, patience, haste, kept).run()
             if order is None:
                 continue
-            timing: Timing = simulate(order, cost, kept)
+            timing = simulate(order, cost, kept)
+            if timing.bubble < ENOUGH and max(timing.in_flight) <= limit + 1e-9:
+                return order
             if max(timing.in_flight) <= limit + 1e-9 and (best is None or (timing.span, timing.makespan) < best[:2]):
                 best = (timing.span, timing.makespan, order)
     if best is None:

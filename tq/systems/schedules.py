@@ -128,6 +128,7 @@ def check(order: Order, micro_batches: int) -> None:
     done = [action for actions in order for action in actions]
     if len(set(done)) != len(done):
         raise ValueError("an order must not hold a pass twice")
+    wanted = 0
     kinds = {action: place for actions in order for place, action in enumerate(actions)}
     for stage in stages:
         for micro in range(micro_batches):
@@ -137,7 +138,8 @@ def check(order: Order, micro_batches: int) -> None:
             joined = whole is not None and first is None and second is None
             if forward is None or not (split or joined):
                 raise ValueError(f"stage {stage} must do F and either B or I and W of micro-batch {micro}")
-    if len(done) != sum(2 + (Action("I", a.stage, a.micro) in kinds) for a in done if a.kind == "F"):
+            wanted += 3 if split else 2
+    if len(done) != wanted:
         raise ValueError("an order must not hold passes of other micro-batches")
 
 

@@ -100,7 +100,7 @@ class CodedStage(PipelineStage):
 
     def _open(self, infos: Sequence[Any], way: int, edge: int, micro: int) -> None:
         codec, messages = self.codecs[way], self.messages.pop((way, micro), [])
-        if codec is not None:
+        if codec is not None and messages:  # an edge inside a rank has none
             for number, (info, message) in enumerate(zip(infos, messages, strict=True)):
                 with torch.no_grad():
                     wire.unpack(message, info.buffer.detach(), codec, self._key(way, edge, micro, number))

@@ -163,11 +163,11 @@ def measure(
     losses, error, sent, off_rank = [], 0.0, {}, 0
     for number, (tokens, targets) in enumerate(batches(steps + 1, config.vocab, config.seq)):
         with counted() if number == 1 else contextlib.nullcontext() as traffic:
-            losses.append(job.backward(tokens, targets))
+            loss = job.backward(tokens, targets)
             if number == 0:
                 error = gradient_error(job, wanted["gradients"])
-            job.optimizer.step()
-            job.step_number[0] += 1
+            job.update()
+        losses.append(job.mean_loss(loss))
         if traffic is not None:
             sent = traffic.table()
             off_rank = sum(getattr(b.mlp, "off_rank", 0) for part in job.parts for b in part.blocks.values())

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import importlib
 import json
 import os
@@ -69,7 +70,8 @@ def crew(
         try:
             _, said = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
-            raise CrewError(f"{work} on {ranks} ranks took more than {timeout_s:g} s") from None
+            stacks = "".join(f"{path.name}:\n{path.read_text()}" for path in sorted(Path(folder).glob("stack-*.txt")))
+            raise CrewError(f"{work} on {ranks} ranks took more than {timeout_s:g} s\n{stacks}") from None
         finally:
             process.kill()
             process.wait()
@@ -88,6 +90,8 @@ def _rank(rank: int, folder: str, asked: dict[str, Any], parent: int) -> None:
     die_with_parent(parent)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+    stacks = Path(folder, f"stack-{rank}.txt").open("w")  # where a rank that hangs is
+    faulthandler.dump_traceback_later(max(1.0, 0.9 * asked["timeout_s"]), file=stacks)
     store = dist.FileStore(f"{folder}/store", asked["ranks"])
     timeout = timedelta(seconds=asked["timeout_s"])
     dist.init_process_group("gloo", store=store, rank=rank, world_size=asked["ranks"], timeout=timeout)

@@ -157,7 +157,7 @@ class Job:
         if self.data is None:
             return part
         if plan.wrapped:
-            wrapped = DistributedDataParallel(part, process_group=self.data.get_group())
+            wrapped = DistributedDataParallel(part, process_group=self.data.get_group(), broadcast_buffers=False)
             codec = plan.codec("gradients")
             if codec is None:  # from Python, where it is counted
                 wrapped.register_comm_hook(self.data.get_group(), default_hooks.allreduce_hook)
@@ -202,8 +202,8 @@ class Job:
         """Of a global batch [sequences, positions] what this rank's axes give it."""
         return batch.chunk(self.plan.dp)[self.own["dp"]][:, self.places].contiguous()
 
-    def backward(self, tokens: Tensor, targets: Tensor) -> float:
-        """Forward and backward pass over a global batch [sequences, seq]; the mean loss over all ranks, in nats."""
+    def backward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """Forward and backward pass over a global batch [sequences, seq]; this rank's loss in nats, 0 without one."""
         self.optimizer.zero_grad()
         x, y = self.own_part(tokens), self.own_part(targets)
         with loss_parallel() if self.plan.losses else contextlib.nullcontext():
@@ -215,7 +215,7 @@ class Job:
             else:
                 loss = self._accumulated(x, y)
         self._average()
-        return self._mean_loss(loss)
+        return loss
 
     def _accumulated(self, x: Tensor, y: Tensor) -> Tensor:
         """Micro-batches without a pipeline: gradients are synchronised with each."""
@@ -245,8 +245,8 @@ class Job:
         for each, mean in zip(found, flat.split([each.numel() for each in found]), strict=True):
             each.copy_(mean.view_as(each))
 
-    def _mean_loss(self, loss: Tensor) -> float:
-        """Over all ranks; only the last stage's count. Not part of training: it is not in the bytes."""
+    def mean_loss(self, loss: Tensor) -> float:
+        """Of the losses of all ranks that have one."""
         share = torch.stack([loss.detach().double(), torch.tensor(float(self._has_loss()), dtype=torch.float64)])
         dist.all_reduce(share)
         return float(share[0] / share[1])
@@ -255,11 +255,15 @@ class Job:
         return any(part.head is not None for part in self.parts)
 
     def step(self, tokens: Tensor, targets: Tensor) -> float:
-        """One training step; the loss before it."""
+        """One training step; the mean loss over all ranks before it."""
         loss = self.backward(tokens, targets)
+        self.update()
+        return self.mean_loss(loss)
+
+    def update(self) -> None:
+        """The optimizer's part of a step."""
         self.optimizer.step()
         self.step_number[0] += 1
-        return loss
 
     def named(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Parameters of this rank under their names in the whole model."""

@@ -18,6 +18,9 @@ from torch import Tensor
 from tq.train._torch_private import DispatchMode
 
 
+_FUNCTIONAL = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single", "broadcast")
+
+
 class Traffic(DispatchMode):
     """Counts while it is active.
 
@@ -37,7 +40,7 @@ class Traffic(DispatchMode):
         found = func(*args, **(kwargs or {}))
         if space == "c10d":
             self._count_classic(name, args)
-        elif space == "_c10d_functional" and name != "wait_tensor":
+        elif space == "_c10d_functional" and name.startswith(_FUNCTIONAL):
             self._count_functional(name, args)
         return found
 

@@ -86,7 +86,7 @@ class Experts(nn.Module):
             self.up = nn.Parameter(up.normal_(0.0, 0.02, generator=generator)[own].clone())
             self.down = nn.Parameter(down.normal_(0.0, 0.02, generator=generator)[own].clone())
         self.calls = 0
-        self.off_rank = 0  # rows that travelled in the last call
+        self.off_rank = self.returned = 0  # rows to other ranks in the last call, and rows of others sent back
 
     def forward(self, x_BTC: Tensor) -> Tensor:
         rows = x_BTC.reshape(-1, x_BTC.shape[-1])
@@ -114,7 +114,8 @@ class Experts(nn.Module):
         theirs = torch.empty_like(counts)
         dist.all_to_all_single(theirs, counts, group=group)  # rows of each rank for each of this rank's experts
         into, out = counts.view(ranks, own).sum(1).tolist(), theirs.view(ranks, own).sum(1).tolist()
-        self.off_rank, self.calls = sum(into) - into[rank], self.calls + 1
+        self.off_rank, self.returned = sum(into) - into[rank], sum(out) - out[rank]
+        self.calls += 1
         key = (self.step[0], self.number, self.calls)
         arrived = _AllToAll.apply(sent, out, into, group, self.codecs, (*key, 0))
         # from (rank, expert) to (expert, rank), so that each expert's rows lie together

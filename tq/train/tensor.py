@@ -112,15 +112,16 @@ def block_plan(sequence: bool) -> dict[str, ParallelStyle]:
     plan: dict[str, ParallelStyle] = {
         f"attention.{name}": ColwiseParallel() for name in ("query", "key", "value")
     } | {"attention.out": RowwiseParallel(**row), "mlp.down": RowwiseParallel(**row), "mlp.up": ColwiseParallel()}
+    # the input becomes a DTensor once: each projection by itself would send a gradient of its own back
+    inside: Any = Shard(1) if sequence else Replicate()
+    plan |= {
+        "attention": PrepareModuleInput(
+            input_layouts=(inside, None, None), desired_input_layouts=(Replicate(), None, None)
+        ),
+        "mlp": PrepareModuleInput(input_layouts=(inside,), desired_input_layouts=(Replicate(),)),
+    }
     if sequence:
-        plan |= {
-            "attention_norm": SequenceParallel(),
-            "mlp_norm": SequenceParallel(),
-            "attention": PrepareModuleInput(
-                input_layouts=(Shard(1), None, None), desired_input_layouts=(Replicate(), None, None)
-            ),
-            "mlp": PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)),
-        }
+        plan |= {"attention_norm": SequenceParallel(), "mlp_norm": SequenceParallel()}
     return plan
 
 

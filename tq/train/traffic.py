@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from tq.train._torch_private import DispatchMode
 
@@ -35,6 +36,8 @@ class Traffic(DispatchMode):
         self.calls: dict[tuple[str, int], int] = defaultdict(int)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):  # what it sends comes by here as plain tensors
+            return NotImplemented
         space, _, name = func.name().partition("::")
         name = name.partition(".")[0]
         found = func(*args, **(kwargs or {}))

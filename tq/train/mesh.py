@@ -11,6 +11,7 @@ experts' all-to-all and what is quantized.
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +22,6 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn.parallel import DistributedDataParallel
@@ -195,6 +195,9 @@ class Job:
     def _optimizer(self, lr: float) -> torch.optim.Optimizer:
         parameters = [p for module in self.modules for p in module.parameters()]
         if self.plan.zero == 1 and self.data is not None:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # importing it compiles scripts that PyTorch calls deprecated
+                from torch.distributed.optim import ZeroRedundancyOptimizer
             return ZeroRedundancyOptimizer(parameters, torch.optim.AdamW, self.data.get_group(), lr=lr)
         return torch.optim.AdamW(parameters, lr=lr)
 

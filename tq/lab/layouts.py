@@ -215,6 +215,30 @@ def passes(found: Sequence[dict[str, Any]]) -> bool:
     return all(f["loss"] <= LOSS_TOLERANCE and f["gradients"] <= GRADIENT_TOLERANCE for f in found)
 
 
+def proved(task: dict[str, Any], device: str = "cpu") -> dict[str, dict[str, Any]]:
+    """{layout or fault: what the check says}, the worst over the ranks.
+
+    Args:
+        task: ranks, names, steps and faults, as ``prove`` takes them.
+        device: "cpu".
+    """
+    found = {}
+    for name, ranks in prove(**task).items():
+        largest = max(ranks, key=lambda each: sum(each["sent"].values()))
+        found[name] = {
+            "passes": passes(ranks),
+            "loss": max(each["loss"] for each in ranks),
+            "gradients": max(each["gradients"] for each in ranks),
+            "has_formula": bool(ranks[0]["formula"]),
+            "bytes_agree": all(layout_bytes.agree(each) for each in ranks),
+            "held_agree": all(each["held"] == each["held_formula"] for each in ranks),
+            "sent": sum(largest["sent"].values()),
+            "by": largest["sent"],
+            "held": {kind: max(each["held"][kind] for each in ranks) for kind in ranks[0]["held"]},
+        }
+    return found
+
+
 if __name__ == "__main__":
     import sys
 

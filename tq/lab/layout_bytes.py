@@ -108,7 +108,7 @@ def _tensor(found: dict[str, float], job: Job, tokens: int) -> None:
         norms = (2 * config.layers + 1) * config.hidden * FP32
         found[f"all-gather {n}"] += (4 * config.layers + 2) * share * hidden + share * logits
         found[f"reduce-scatter {n}"] += (4 * config.layers + 2) * share * hidden
-        found[f"all-reduce {n}"] += 3 * 2 * share * norms  # AdamW reads a gradient three times, DTensor sums it each time
+        found[f"all-reduce {n}"] += 3 * 2 * share * norms  # AdamW reads a gradient thrice, DTensor sums it each time
         return
     found[f"all-reduce {n}"] += (4 * config.layers + 2) * 2 * share * hidden
     if plan.losses:  # of each token its largest logit, its sum of exponentials and the logit of its target

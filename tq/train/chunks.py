@@ -1,4 +1,4 @@
-"""The book's GPT as a list of chunks: what a pipeline stage holds, or the whole model; dense or a mixture of experts."""
+"""The book's GPT as chunks: what a pipeline stage holds, or the whole model; dense or a mixture of experts."""
 
 from __future__ import annotations
 
@@ -56,7 +56,8 @@ class Chunk(nn.Module):
 
 
 def model(
-    config: GPTConfig, seed: int, mixture: Mixture | None = None, experts: Callable[[int], dict[str, object]] | None = None
+    config: GPTConfig, seed: int, mixture: Mixture | None = None,
+    experts: Callable[[int], dict[str, object]] | None = None,
 ) -> GPT:  # fmt: skip
     """A GPT with an untied head; with ``mixture`` every block's feed-forward layer is a mixture of experts.
 

@@ -3,9 +3,9 @@
     python -m tq.train.mesh --dp 2 --tp 2 --pp 2 --zero 2 --schedule 1f1b
 
 Axes: pipeline stages (pp), data parallel (dp), context parallel (cp), tensor parallel (tp); experts lie on the
-data-parallel ranks (ep). Data parallelism is ``DistributedDataParallel``, ``ZeroRedundancyOptimizer`` (ZeRO-1) or FSDP2
-(ZeRO-2, 3, HSDP), tensor parallelism DTensor, pipelines ``torch.distributed.pipelining``. Ours are the context ring, the
-experts' all-to-all and what is quantized.
+data-parallel ranks (ep). Data parallelism is ``DistributedDataParallel``, ``ZeroRedundancyOptimizer`` (ZeRO-1) or
+FSDP2 (ZeRO-2, 3, HSDP), tensor parallelism DTensor, pipelines ``torch.distributed.pipelining``. Ours are the context
+ring, the experts' all-to-all and what is quantized.
 """
 
 from __future__ import annotations

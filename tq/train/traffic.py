@@ -18,7 +18,6 @@ from torch.distributed.tensor import DTensor
 
 from tq.train._torch_private import DispatchMode
 
-
 _FUNCTIONAL = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single", "broadcast")
 
 

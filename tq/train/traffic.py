@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from tq.train._torch_private import DispatchMode
+from tq.train._torch_private import DispatchMode, group_named
 
 _FUNCTIONAL = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single", "broadcast")
 
@@ -92,7 +92,7 @@ class Traffic(DispatchMode):
 
 def _named(group: Any) -> dist.ProcessGroup:
     if isinstance(group, str):
-        return dist.distributed_c10d._resolve_process_group(group)
+        return group_named(group)
     return group if isinstance(group, dist.ProcessGroup) else dist.ProcessGroup.unbox(group)
 
 

@@ -20,7 +20,7 @@ NAMES = ("ZeRO-3", "TP", "PP, searched", "EP", "CP, balanced")
 
 
 def test_layouts_of_four_ranks_and_two_faults() -> None:
-    found = layouts.prove(4, NAMES, steps=1, faults=("an unscaled micro-batch", "a missing all-reduce"), timeout_s=120)
+    found = layouts.prove(4, NAMES, steps=2, faults=("an unscaled micro-batch", "a missing all-reduce"), timeout_s=120)
     for name in NAMES:
         assert layouts.passes(found[name]), (name, found[name])
         for rank in found[name]:

@@ -154,7 +154,8 @@ def _plant(job: Job, fault: str) -> None:
 def measure(
     folder: Path, name: str, plan: Plan, steps: int, fault: str | None = None, config: GPTConfig = CONFIG
 ) -> dict[str, Any]:
-    """One layout on this rank's group: errors against one process, bytes sent in a step, bytes held."""
+    """One layout on this rank's group: errors against one process, bytes sent in the last step, bytes held. At least
+    two steps: DDP tells all ranks the order of its buckets once, in the second one."""
     mixture = MIXTURE if plan.ep > 1 else None
     wanted = _reference(folder, mixture, config, steps)
     job = Job(plan, config, mixture, lr=LR, order=own_order(name, plan))
@@ -162,7 +163,7 @@ def measure(
         _plant(job, fault)
     losses, error, sent, off_rank = [], 0.0, {}, 0
     for number, (tokens, targets) in enumerate(batches(steps + 1, config.vocab, config.seq)):
-        with counted() if number == 1 else contextlib.nullcontext() as traffic:
+        with counted() if number == steps else contextlib.nullcontext() as traffic:
             loss = job.backward(tokens, targets)
             if number == 0:
                 error = gradient_error(job, wanted["gradients"])

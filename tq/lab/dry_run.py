@@ -67,7 +67,7 @@ def _run() -> dict[str, Any]:
         with unset_fake_temporarily():
             return concatenate(*given)
 
-    DeviceMesh._concatenate = staticmethod(real)  # type: ignore[method-assign]
+    DeviceMesh._concatenate = staticmethod(real)  # type: ignore[method-assign, assignment]
     config = _config()
     torch.set_default_dtype(torch.bfloat16)
     with FakeTensorMode(allow_non_fake_inputs=True):

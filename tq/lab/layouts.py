@@ -93,7 +93,8 @@ def reference(mixture: chunks.Mixture | None, config: GPTConfig, steps: int) -> 
     gpt = chunks.model(config, 0, mixture)
     whole = chunks.Chunk(gpt, 0, config.layers)
     optimizer = torch.optim.AdamW(whole.parameters(), lr=LR)
-    losses, gradients = [], {}
+    losses: list[float] = []
+    gradients: dict[str, Tensor] = {}
     for tokens, targets in batches(steps + 1, config.vocab, config.seq):
         optimizer.zero_grad()
         loss = chunks.loss_of(whole(tokens), targets)

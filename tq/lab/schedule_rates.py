@@ -29,10 +29,12 @@ def rates(task: dict[str, Any], device: str = "cpu") -> dict[str, Any]:
     """
     row = published()[task["row"]]
     p, m, v, kept = int(row["p"]), int(row["m"]), int(row["chunks"]), float(row["kept"])
-    times = [float(row[f"t_{kind}"]) for kind in ("forward", "input", "weight")]
-    cost = Cost(*times, float(row["t_transfer"]))
+    forward, inputs, weights, transfer = (
+        float(row[f"t_{kind}"]) for kind in ("forward", "input", "weight", "transfer")
+    )  # fmt: skip
+    cost = Cost(forward, inputs, weights, transfer)
     found = {name: (simulate(make(p, m), cost).bubble, float(row[f"rate_{name}"])) for name, make in HAND.items()}
-    chunked = Cost(*(time / v for time in times), float(row["t_transfer"]))
+    chunked = Cost(forward / v, inputs / v, weights / v, transfer)
     found["interleaved"] = simulate(interleaved(p, m, v), chunked).bubble, float(row["rate_interleaved"])
     timing = simulate(search(p, m, cost, 2 * p, kept=kept), cost, kept)
     found["search"] = timing.bubble, float(row["rate_zb_2p"])

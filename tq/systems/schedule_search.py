@@ -97,8 +97,8 @@ class _Greedy:
         if ready:
             chosen = min(ready)[2]
             # an F begun just before the first I arrives would hold up the first backward pass of all earlier stages
-            first = urgent is not None and not rank.begun and chosen.kind == "F"
-            if first and urgent - now <= self.haste * self.cost.of(chosen):
+            first = not rank.begun and chosen.kind == "F"
+            if first and urgent is not None and urgent - now <= self.haste * self.cost.of(chosen):
                 return None, urgent
             return chosen, None
         if rank.pending:

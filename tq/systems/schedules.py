@@ -156,7 +156,8 @@ def simulate(order: Order, cost: Cost, kept: float = 1.0) -> Timing:
     """
     positive("kept", kept, zero=True, most=1.0)
     rank_of = ranks_of(order)
-    last, ended = max(rank_of), {}
+    last = max(rank_of)
+    ended: dict[Action, float] = {}
     starts: list[list[float]] = [[] for _ in order]
     ends: list[list[float]] = [[] for _ in order]
     left, moved = sum(map(len, order)), True

@@ -13,7 +13,7 @@ __all__ = ["from_actions", "runtime"]
 def runtime(stages: list[Any], micro_batches: int, loss: Any, order: Sequence[Sequence[tuple[str, int, int]]]) -> Any:
     """PyTorch's own runtime, running an order (kind, stage, micro-batch) of every rank."""
     schedule = _PipelineScheduleRuntime(stages, micro_batches, loss_fn=loss, defer_pp_recv=True)
-    actions = {
+    actions: dict[int, list[_Action | None]] = {
         rank: [_Action(stage, _ComputationType(kind), micro) for kind, stage, micro in each]
         for rank, each in enumerate(order)
     }

@@ -74,7 +74,7 @@ def model(
             options = experts(layer) if experts is not None else {}
             block.mlp = Experts(  # type: ignore[assignment]
                 config.hidden, mixture.width, mixture.experts, mixture.chosen, generator, number=layer,
-                **options,  # type: ignore[arg-type]
+                **options,
             )  # fmt: skip
     return gpt
 

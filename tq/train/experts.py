@@ -98,11 +98,11 @@ class Experts(nn.Module):
         expert, place = order.flatten().sort(stable=True)
         counts = torch.bincount(expert, minlength=self.count)
         sent = rows[place // self.chosen]
-        done = self._apply(sent, counts) if self.group is None else self._travel(sent, counts)
+        done = self._computed(sent, counts) if self.group is None else self._travel(sent, counts)
         back = torch.zeros_like(done).index_copy(0, place, done)
         return (back.view(-1, self.chosen, rows.shape[-1]) * weights[..., None]).sum(1).view_as(x_BTC)
 
-    def _apply(self, rows: Tensor, counts: Tensor) -> Tensor:
+    def _computed(self, rows: Tensor, counts: Tensor) -> Tensor:
         parts = rows.split(counts.tolist())
         done = [F.gelu(part @ u, approximate="tanh") @ d for part, u, d in zip(parts, self.up, self.down, strict=True)]
         return torch.cat(done)
@@ -122,7 +122,7 @@ class Experts(nn.Module):
         blocks = theirs.view(ranks, own)
         owner = torch.arange(own).repeat(ranks).repeat_interleave(theirs)
         place = owner.sort(stable=True).indices
-        done = self._apply(arrived[place], blocks.sum(0))
+        done = self._computed(arrived[place], blocks.sum(0))
         done = torch.zeros_like(done).index_copy(0, place, done)
         result: Tensor = _AllToAll.apply(done, into, out, group, self.codecs, (*key, 1))
         return result

@@ -174,14 +174,15 @@ class Job:
         options: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": plan.zero == 3 and plan.pp == 1}
         for block in part.blocks.values():
             fully_shard(block, **options)
-        whole: nn.Module = fully_shard(part, **options)
-        for module in whole.modules():
+        fully_shard(part, **options)  # in place
+        for module in part.modules():
             if isinstance(module, FSDPModule):
+                sharded: Any = module  # its protocols name more keywords than it gives
                 if (codec := plan.codec("gradients")) is not None:
-                    module.set_custom_reduce_scatter(ReduceScatter(codec, warmup=0))
+                    sharded.set_custom_reduce_scatter(ReduceScatter(codec, warmup=0))
                 if (codec := plan.codec("weights")) is not None:
-                    module.set_custom_all_gather(AllGather(codec, self.step_number))
-        return whole
+                    sharded.set_custom_all_gather(AllGather(codec, self.step_number))
+        return part
 
     def _pipeline(self, stages: int, order: Order | None) -> Any:
         plan, group = self.plan, self.axis["pp"].get_group()

@@ -108,10 +108,10 @@ class CodedInput(ParallelStyle):
 
 def block_plan(sequence: bool) -> dict[str, ParallelStyle]:
     """How a block of the GPT is split: the plan of ``parallelize_module``."""
-    row = {"output_layouts": Shard(1)} if sequence else {}
-    plan: dict[str, ParallelStyle] = {
-        f"attention.{name}": ColwiseParallel() for name in ("query", "key", "value")
-    } | {"attention.out": RowwiseParallel(**row), "mlp.down": RowwiseParallel(**row), "mlp.up": ColwiseParallel()}
+    columns = ("attention.query", "attention.key", "attention.value", "mlp.up")
+    plan: dict[str, ParallelStyle] = {name: ColwiseParallel() for name in columns}
+    for name in ("attention.out", "mlp.down"):
+        plan[name] = RowwiseParallel(output_layouts=Shard(1) if sequence else Replicate())
     # the input becomes a DTensor once: each projection by itself would send a gradient of its own back
     inside: Any = Shard(1) if sequence else Replicate()
     plan |= {
@@ -142,7 +142,7 @@ def split(
     if codec is not None and sequence:
         raise ValueError("a codec goes on the all-reduces of tensor parallelism, not with sequence parallelism")
     calls = Calls(step if step is not None else [0])
-    for block in chunk.blocks.values():  # type: ignore[union-attr, operator]
+    for block in chunk.blocks.values():  # type: ignore[operator]
         plan = block_plan(sequence)
         if not isinstance(getattr(block.mlp, "up", None), nn.Linear):  # experts stay whole
             plan = {name: style for name, style in plan.items() if not name.startswith("mlp")}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -57,7 +58,7 @@ class Chunk(nn.Module):
 
 def model(
     config: GPTConfig, seed: int, mixture: Mixture | None = None,
-    experts: Callable[[int], dict[str, object]] | None = None,
+    experts: Callable[[int], dict[str, Any]] | None = None,
 ) -> GPT:  # fmt: skip
     """A GPT with an untied head; with ``mixture`` every block's feed-forward layer is a mixture of experts.
 
@@ -72,7 +73,7 @@ def model(
         generator = torch.Generator().manual_seed(seed + 1)
         for layer, block in enumerate(gpt.blocks):
             options = experts(layer) if experts is not None else {}
-            block.mlp = Experts(  # type: ignore[assignment]
+            block.mlp = Experts(
                 config.hidden, mixture.width, mixture.experts, mixture.chosen, generator, number=layer,
                 **options,
             )  # fmt: skip

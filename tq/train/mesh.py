@@ -147,7 +147,7 @@ class Job:
         self.run = self._pipeline(len(spans), order) if plan.pp > 1 else None
         self.optimizer = self._optimizer(lr)
 
-    def _experts(self, layer: int) -> dict[str, object]:
+    def _experts(self, layer: int) -> dict[str, Any]:
         codec = self.plan.codec("experts")
         return {"group": self.axis["dp"].get_group(), "codecs": (codec, codec), "step": self.step_number}
 

@@ -13,7 +13,7 @@ import pytest
 
 from tq.lab import layout_bytes, layouts
 from tq.train.crew import CrewError, crew
-from tq.train.mesh import Plan
+from tq.train.split import Plan
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = ("ZeRO-3", "TP", "PP, searched", "EP", "CP, balanced")

@@ -107,7 +107,7 @@ def test_search_gives_orders_that_run(
     p: int, m: int, f: float, i: float, w: float, c: float, kept: float, kind: str, limit: float
 ) -> None:
     cost = Cost(f, i, w, c)
-    order = search(p, m, cost, limit, kind, kept)
+    order = search(p, m, cost, limit, kind=kind, kept=kept)
     check(order, m)
     timing = simulate(order, cost, kept)
     assert max(timing.in_flight) <= limit + 1e-6

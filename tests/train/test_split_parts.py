@@ -17,8 +17,8 @@ from tq.train.ring import places
 CONFIG = GPTConfig(layers=3, hidden=32, heads=2, vocab=64, seq=16, tie_embeddings=False)
 
 
-@given(st.integers(1, 700), st.integers(1, 8), st.integers(0, 9))
-@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 700), st.sampled_from([4, 8]), st.integers(0, 9))
+@settings(max_examples=15, deadline=None)
 def test_a_message_is_decoded_alike_and_another_key_gives_other_errors(numel: int, bits: int, step: int) -> None:
     x, codec = torch.randn(numel, generator=torch.Generator().manual_seed(numel)), Codec(bits=bits)
     message = wire.pack(x, codec, (step, 1))
@@ -32,7 +32,7 @@ def test_a_message_is_decoded_alike_and_another_key_gives_other_errors(numel: in
 
 
 def test_experts_are_a_weighted_sum_of_the_chosen_ones() -> None:
-    layer = Experts(16, 24, 4, 2, torch.Generator().manual_seed(0))
+    layer = Experts(16, 24, 4, 2, generator=torch.Generator().manual_seed(0))
     x = torch.randn(3, 5, 16, generator=torch.Generator().manual_seed(1))
     rows, wanted = x.reshape(-1, 16), []
     for row in rows:
@@ -42,7 +42,7 @@ def test_experts_are_a_weighted_sum_of_the_chosen_ones() -> None:
         wanted.append(sum(w * o for w, o in zip(best.values / best.values.sum(), outs, strict=True)))
     torch.testing.assert_close(layer(x).reshape(-1, 16), torch.stack(wanted))
     with pytest.raises(ValueError, match="experts=4, of which chosen=5"):
-        Experts(16, 24, 4, 5, torch.Generator())
+        Experts(16, 24, 4, 5, generator=torch.Generator())
 
 
 @given(st.sampled_from([1, 2, 4, 8]), st.booleans())

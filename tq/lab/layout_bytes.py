@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.distributed.tensor import DTensor, Shard
 
-from tq.train.mesh import Job, Plan
+from tq.train.split import Job, Plan
 
 FP32 = 4
 

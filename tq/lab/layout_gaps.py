@@ -10,15 +10,15 @@ from torch import Tensor
 
 from tq.train import chunks
 from tq.train.crew import crew
-from tq.train.mesh import Job, Plan
 from tq.train.model.corpus import load
 from tq.train.model.gpt import GPTConfig
+from tq.train.split import Job, Plan
 from tq.train.traffic import counted
 
 CONFIG = GPTConfig(layers=4, hidden=128, heads=4, vocab=256, seq=64)
 MIXTURE = chunks.Mixture(experts=4, chosen=2, width=256)
 SEQUENCES, LR = 16, 2e-3
-#: For each place of ``tq.train.mesh.PLACES`` the layout of two ranks that has it.
+#: For each place of ``tq.train.split.PLACES`` the layout of two ranks that has it.
 WHERE: dict[str, dict[str, Any]] = {
     "gradients": {"dp": 2, "zero": 2},
     "weights": {"dp": 2, "zero": 2},

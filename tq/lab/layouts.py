@@ -21,8 +21,8 @@ from tq.systems.schedule_search import search
 from tq.systems.schedules import Cost, zb_h2
 from tq.train import chunks
 from tq.train.crew import crew
-from tq.train.mesh import Job, Plan
 from tq.train.model.gpt import GPTConfig
+from tq.train.split import Job, Plan
 from tq.train.traffic import counted
 
 LOSS_TOLERANCE = 2e-6  # of the loss after five steps, in nats

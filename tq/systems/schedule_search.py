@@ -46,7 +46,7 @@ class _Greedy:
 
     def __init__(
         self, held_by: Sequence[Sequence[int]], micro_batches: int, cost: Cost, limits: Sequence[float],
-        patience: float, haste: float, kept: float,
+        *, patience: float, haste: float, kept: float,
     ) -> None:
         self.ranks = [_Rank(list(s), limit) for s, limit in zip(held_by, limits, strict=True)]
         self.rank_of = {stage: rank for rank, stages in enumerate(held_by) for stage in stages}
@@ -152,7 +152,7 @@ HASTES = (0.0, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
 
 
 def search(
-    stages: int, micro_batches: int, cost: Cost, limit: float, kind: str = "line", kept: float = 1.0,
+    stages: int, micro_batches: int, cost: Cost, limit: float, *, kind: str = "line", kept: float = 1.0,
     patiences: Sequence[float] = PATIENCES,
 ) -> Order:  # fmt: skip
     """The order of the shortest span that the rules find; it holds at most ``limit`` micro-batches in flight.
@@ -179,7 +179,7 @@ def search(
             best = (timing.span, timing.makespan, known(stages, micro_batches))
     for limits in _profiles(stages, limit, len(held_by[0])):
         for patience, haste in product(PATIENCES, HASTES):
-            order = _Greedy(held_by, micro_batches, cost, limits, patience, haste, kept).run()
+            order = _Greedy(held_by, micro_batches, cost, limits, patience=patience, haste=haste, kept=kept).run()
             if order is None:
                 continue
             timing = simulate(order, cost, kept)

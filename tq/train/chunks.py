@@ -74,7 +74,7 @@ def model(
         for layer, block in enumerate(gpt.blocks):
             options = experts(layer) if experts is not None else {}
             block.mlp = Experts(
-                config.hidden, mixture.width, mixture.experts, mixture.chosen, generator, number=layer,
+                config.hidden, mixture.width, mixture.experts, mixture.chosen, generator=generator, number=layer,
                 **options,
             )  # fmt: skip
     return gpt

@@ -24,14 +24,15 @@ class _AllToAll(torch.autograd.Function):
     """Rows to the ranks that they are for; the gradients go back the same way. With a codec, both in its bits."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, out: list[int], into: list[int], group: Any, codecs: Any, key: Any) -> Tensor:
-        ctx.splits, ctx.group, ctx.codecs, ctx.key = (out, into), group, codecs, key
+    def forward(ctx: Any, x: Tensor, splits: Any, group: Any, codecs: Any, key: Any) -> Tensor:
+        ctx.splits, ctx.group, ctx.codecs, ctx.key = splits, group, codecs, key
+        out, into = splits
         return _exchange(x, out, into, group, codecs[0], (*key, 0))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         out, into = ctx.splits
-        return (_exchange(gradients[0], into, out, ctx.group, ctx.codecs[1], (*ctx.key, 1)), *[None] * 5)
+        return (_exchange(gradients[0], into, out, ctx.group, ctx.codecs[1], (*ctx.key, 1)), *[None] * 4)
 
 
 def _exchange(
@@ -68,7 +69,7 @@ class Experts(nn.Module):
     """
 
     def __init__(
-        self, hidden: int, width: int, experts: int, chosen: int, generator: torch.Generator,
+        self, hidden: int, width: int, experts: int, chosen: int, *, generator: torch.Generator,
         group: dist.ProcessGroup | None = None, codecs: tuple[Codec | None, Codec | None] = (None, None),
         number: int = 0, step: list[int] | None = None,
     ) -> None:  # fmt: skip
@@ -117,12 +118,12 @@ class Experts(nn.Module):
         self.off_rank, self.returned = sum(into) - into[rank], sum(out) - out[rank]
         self.calls += 1
         key = (self.step[0], self.number, self.calls)
-        arrived = _AllToAll.apply(sent, out, into, group, self.codecs, (*key, 0))
+        arrived = _AllToAll.apply(sent, (out, into), group, self.codecs, (*key, 0))
         # from (rank, expert) to (expert, rank), so that each expert's rows lie together
         blocks = theirs.view(ranks, own)
         owner = torch.arange(own).repeat(ranks).repeat_interleave(theirs)
         place = owner.sort(stable=True).indices
         done = self._computed(arrived[place], blocks.sum(0))
         done = torch.zeros_like(done).index_copy(0, place, done)
-        result: Tensor = _AllToAll.apply(done, into, out, group, self.codecs, (*key, 1))
+        result: Tensor = _AllToAll.apply(done, (into, out), group, self.codecs, (*key, 1))
         return result

@@ -1,4 +1,4 @@
-"""Trains the small GPT, or a mixture of experts, under a plan on ranks of this machine, and says which bytes went where.
+"""Trains the small GPT, or a mixture of experts, under a plan on ranks of this machine; says which bytes went where.
 
     python -m tq.train.mesh --dp 2 --tp 2 --pp 2 --zero 2 --schedule 1f1b --micro 4
 """

@@ -145,6 +145,15 @@ def test_the_timeout_of_a_group(tmp_path: Path) -> None:
         dist.destroy_process_group()
 
 
+def test_a_group_has_a_name_that_finds_it() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        group = dist.distributed_c10d.GroupMember.WORLD
+        assert private.group_named(group.group_name) is group
+    finally:
+        dist.destroy_process_group()
+
+
 def test_no_private_name_is_used_elsewhere() -> None:
     folder = Path(private.__file__).parent
     names = "cdata|version|sequence_nr|get_backend"

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from tests.book.rules import scaffold as s
-from tq.book.claims.rules import near_duplicates as rules
+from tq.book.claims.rules import lab_e1 as rules
 
 BY_HAND = {"S4-150": (1 - (1 - 0.43047) ** 14, (1 - 1 / 256) ** 14)}  # 0.9^8 = 0.43047
 

@@ -1,4 +1,4 @@
-"""Rules over the search for near-duplicates: the chance that hashes in bands find a pair."""
+"""Rules over training data: the chance that hashes in bands find a near-duplicate."""
 
 from __future__ import annotations
 

@@ -55,7 +55,8 @@ def book(root: Path, chapters: dict[str, dict[str, Any]]) -> Path:
 
 #: What rules read besides results and sources: the claims, and the tables of the models in their formulas.
 TABLES = (
-    "claims", "documents", "efficiency", "hardware", "prices", "published_runs", "reliability", "software", "stores",
+    "claims", "documents", "efficiency", "energy_factors", "hardware", "power", "prices", "published_runs",
+    "reliability", "software", "stores",
 )  # fmt: skip
 
 

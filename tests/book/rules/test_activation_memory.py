@@ -83,6 +83,9 @@ BY_HAND = {
     "S4-056": (12, 16),
     "S4-057": (1.12, 0.84),
     "S4-058": (33.33, 22.22),
+    # 4,096 * 4,097 / 2 + 28,672 * 4,096 of 32,768 * 32,769 / 2 pairs
+    "S4-144": (125_831_168 / 536_887_296, 0.125, 0.125),
+    "S4-145": (1, 1, 1, 2),
 }  # fmt: skip
 
 test_each_rule_follows_the_results, test_every_rule_is_turned_and_waits_for_its_results = s.result_tests(

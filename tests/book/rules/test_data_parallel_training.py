@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.book.rules import scaffold as s
-from tests.book.rules.scaffold import F, L, P
+from tests.book.rules.scaffold import F, L, N, P
 from tq.book.claims.rules import data_parallel_training as rules
 
 RESULTS: dict[str, s.Values] = {
@@ -15,6 +15,9 @@ RESULTS: dict[str, s.Values] = {
         "share/ddp-fp32/100": 0.8,
         "share/ddp-fp32/1000": 0.3,
         "share/ddp-4/1000": 0.1,
+        "share/fsdp-fp32/1000": 0.6,
+        "sent/fsdp-fp32/1000": 6.0,
+        "sent/ddp-fp32/1000": 4.0,
         "faster/fsdp-4/100": 1.5,
         "sooner/ddp-4/100": 4.1,
         "whole/same-losses": True,
@@ -25,6 +28,9 @@ TURNS: list[s.Turn] = [
     ("S4-046", {}, P),
     ("S4-046", {"share/ddp-4/1000": 0.01, "share/ddp-fp32/1000": 0.11}, P),  # it is about what runs without codes
     ("S4-046", {"share/ddp-fp32/1000": 0.09}, F),
+    ("S1-039", {}, F),
+    ("S1-039", {"share/ddp-fp32/1000": 0.7}, P),
+    ("S1-039", {"share/fsdp-fp32/1000": 0.4, "sent/ddp-fp32/1000": 5.0}, N),
     ("S0-059", {}, L),
     ("T-020", {}, L),
     ("T-019", {}, L),
@@ -35,6 +41,8 @@ FEWER = {"S0-059": 1, "T-020": 1, "T-019": 1, "S4-046": 2}
 test_each_rule_follows_the_results, test_every_rule_is_turned_and_waits_for_its_results = s.result_tests(
     rules, RESULTS, TURNS, fewer=FEWER
 )
+BY_HAND = {"S4-124": (0, 13 / 315)}
+test_each_formula_comes_to, test_every_formula_is_worked_out = s.formula_tests(rules, BY_HAND)
 
 
 @pytest.mark.parametrize(

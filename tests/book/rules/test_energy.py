@@ -49,6 +49,12 @@ test_each_rule_follows_the_results, test_every_rule_is_turned_and_waits_for_its_
     rules, RESULTS, TURNS, fewer={"S4-091": 2, "S4-092": 2}
 )
 
+BY_HAND = {
+    "S4-113": (1e6 * 10_200 / 8 * 1.04 * 1.15 / 1e9, 1e6 * 14_300 / 8 * 1.04 * 1.15 / 1e9),
+    "S4-157": ((2250 / 1000) / (989.5 / 700), (2250 / 14_300) / (989.5 / 10_200)),
+}
+test_each_formula_comes_to, test_every_formula_is_worked_out = s.formula_tests(rules, BY_HAND)
+
 
 def test_the_figures_of_the_claims_are_read_as_written() -> None:
     assert ledger.claim("S0-055").ends() == (15.0, 20.0)

@@ -10,6 +10,7 @@ RESULTS: dict[str, s.Values] = {
         **every("waits/{}/ib-ndr/data-parallel", RUNS, 0.04),
         **every("waits/{}/eth-25g/data-parallel", rules.DATA_PARALLEL, 0.4),
         **every("waits/{}/ib-ndr/all", RUNS, 0.1), **every("waits/{}/eth-100g/all", RUNS, 0.35),
+        **every("waits/{}/eth-25g/all", RUNS, 0.45),
         **ends("published-share", 0.3, 0.55), **every("relative/{}/coded-100g", RUNS, 1.06),
         "relative/7b/coded-100g": 1.004, "relative/least": 1.004,
         "effective/100/no-time/fp32": 753, "effective/100/no-time/bf16": 376,
@@ -51,6 +52,9 @@ TURNS: list[s.Turn] = [
     ("S0-040", {}, P),
     ("S0-040", {"roce/used": 24000}, F),
     ("S0-040", {"roce/gpus": 22000}, N),
+    ("S4-123", {}, N),
+    ("S4-123", {"waits/7b/eth-25g/all": 0.6}, P),
+    ("S4-123", {"waits/70b/ib-ndr/all": 0.5}, F),
     ("S0-070", {}, N),
     ("S0-070", every(GRADIENTS, RUNS[:2], 0.06) | every("memory/{}/activations", RUNS[:2], 0.6), N),
     ("S0-070", every(GRADIENTS, RUNS[:3], 0.06), P),
@@ -69,6 +73,7 @@ TURNS: list[s.Turn] = [
 #: One verdict: no source prices an Ethernet. Two: one comparison alone.
 FEWER = {"S0-005": 1, "S0-015": 2, "S0-016": 2}
 BY_HAND = {
+    "S3-073": (0.986, 0.941),  # of the step model, which tests/systems compares with published runs
     # 32 and 16 bits over 4 + 16/128 and 4 + 32/128
     "S0-034": (3103, 3012, 1552, 1506),
     "S0-035": (775.8, 752.9, 387.9, 376.5),

@@ -5,6 +5,7 @@ from tests.book.rules.scaffold import F, N, P
 from tq.book.claims.rules import lab_e9 as rules
 
 BY_HAND = {
+    "S3-072": (100 * (1 - 12.88 / 46.70), 100 * 0.75**32 * 45.10 / 46.70, 71.16),  # read twice, then computed
     "S4-087": (2.684, 42.95),  # 327,680 bytes a token
     "S4-090": (8, 64),
 }  # fmt: skip

@@ -34,3 +34,6 @@ TURNS: list[s.Turn] = [
 test_each_rule_follows_the_results, test_every_rule_is_turned_and_waits_for_its_results = s.result_tests(
     rules, {}, TURNS, on_gpu=ON_GPU
 )
+POWER = 0.34 * 0.28 / (0.34 + 0.28)  # of compute, by which the reducible loss falls
+BY_HAND = {"S4-154": (1e6**-POWER, 1, 2**POWER)}
+test_each_formula_comes_to, test_every_formula_is_worked_out = s.formula_tests(rules, BY_HAND)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tq.book.claims.formulas import Formula, RangeFormula
+import math
+
+from tq.book.claims.formulas import Figure, Formula, RangeFormula
 from tq.book.claims.ledger import COMPUTED, UNDECIDED, Claim, Finding, Results, Rule, found
 from tq.book.claims.words import Check, compare, in_part
 
@@ -161,6 +163,32 @@ def fused_saving(claim: Claim, results: Results) -> Finding:
     return found(claim, checks, text, "The context length behind FlashAttention's printed figure.", "medium")
 
 
+WINDOW, CONTEXT = 4096, 32_768  # tokens; the window of Mistral 7B (arXiv:2310.06825)
+LENGTHS = (4096, 65_536)
+
+
+def _window() -> dict[str, Figure]:
+    """What a window leaves of what causal attention over the whole context takes and sees."""
+    every = CONTEXT * (CONTEXT + 1) / 2
+    inside = WINDOW * (WINDOW + 1) / 2 + (CONTEXT - WINDOW) * WINDOW
+    share = WINDOW / CONTEXT
+    return {"compute": inside / every, "memory": share, "context of the last token in one layer": share}
+
+
+def _linear() -> dict[str, Figure]:
+    """Exponent over the tokens of what each layer computes at 128 features, 256 rows and 16 states per channel."""
+    width = 128
+    each = {
+        "Performer": lambda tokens: 4.0 * tokens * 128 * width, "Linformer": lambda tokens: 4.0 * tokens * 256 * width,
+        "Mamba": lambda tokens: 6.0 * tokens * 16 * width,
+    }  # fmt: skip
+    return {name: _exponent(cost(LENGTHS[0]), cost(LENGTHS[1])) for name, cost in each.items()}
+
+
+def _exponent(short: float, long: float) -> float:
+    return math.log(long / short) / math.log(LENGTHS[1] / LENGTHS[0])
+
+
 RULES: dict[str, Rule] = {
     "S0-002": activation_factor,
     "S0-014": activation_share,
@@ -205,5 +233,18 @@ RULES: dict[str, Rule] = {
     ),
     "S4-059": square_root,
     "S4-063": _doubling(False, "A plain kernel that does not store its attention scores."),
+    "S4-144": RangeFormula(
+        "a window of 4,096 tokens over all 32,768 before; a reduction is at most half", _window,
+        "A window of 4,096 tokens in a context of 32,768 is computed to leave {0:.0%} of the attention scores and "
+        "{1:.1%} of the cached keys and values. A token then sees {2:.1%} of its context directly.",
+        "A window that is as long as its context.", "of full attention", claimed=(0.0, 0.5), within=0.0,
+    ),
+    "S4-145": Formula(
+        "log of operations over log of tokens from 4,096 to 65,536, by the operations that each defines", _linear,
+        "At a fixed number of features, rows or states the operations of Performer, Linformer and Mamba are computed "
+        "to grow with the power {0:.0f} of the tokens, those of attention with {3:.0f}. No layer was timed.",
+        "Features or rows that must grow with the sequence.", claimed=1.0, within=0.01,
+        conditions=lambda: {"attention": _exponent(4.0 * LENGTHS[0] ** 2, 4.0 * LENGTHS[1] ** 2)},
+    ),
     "T-016": linear_factor,
 }  # fmt: skip

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import torch
+
+from tq.book.claims.formulas import Formula
 from tq.book.claims.ledger import LIMIT, MEASURED, Claim, Finding, Results, Rule, found
 from tq.book.claims.words import Check, compare
 
 CHAPTER, ENGINES = "data-parallel-training", "scaling-out"
 LINEAR = 0.9  # efficiency from which on scaling counts as linear, nearly
 FEWER = 7.0  # times fewer bytes of gradients that an engine has to send
+MORE = 1.4  # times the bytes of a replicated step; by the books 1.5 (ZeRO)
+HIGH = 0.5  # share of a step from which on an overhead is high
 SAME = 0.01  # nats that a run may end above another and count as the same
 
 
@@ -77,9 +82,49 @@ def several_machines(claim: Claim, results: Results) -> Finding:
     return Finding(LIMIT, text, change, "medium", checks=checks, basis=MEASURED)
 
 
+def sharding_overhead(claim: Claim, results: Results) -> Finding:
+    """Reproduced if a fully sharded step sends at least 1.4 times the bytes of a replicated one, both in fp32, and
+    waits at least half of its time and longer than the replicated one, at 1 Gbit/s. A part holds if one does."""
+    sharded, copied = (results(CHAPTER, f"sent/{name}/1000") for name in ("fsdp-fp32", "ddp-fp32"))
+    waits, least = (results(CHAPTER, f"share/{name}/1000") for name in ("fsdp-fp32", "ddp-fp32"))
+    checks = (
+        compare("times the bytes of a replicated step", sharded / copied, MORE),
+        compare("share of the step that it waits", waits, max(HIGH, least)),
+    )
+    text = (
+        f"A fully sharded step sends {sharded / copied:.2f} times the bytes of a replicated one and waits {waits:.0%} "
+        f"of its time, the other {least:.0%} (two hosts at 1 Gbit/s, fp32, measured). NVLink was not measured."
+    )
+    return found(claim, checks, text, claim.would_change, "low")
+
+
+def _accumulated(*parts: int) -> float:
+    """Largest difference between the gradient of a mean over eight rows and the mean over parts of them, as a share of
+    the largest gradient. The numbers are whole, so that nothing is rounded."""
+    inputs = torch.arange(24, dtype=torch.float64).reshape(8, 3) % 5 - 2
+    wanted, weight = torch.arange(8, dtype=torch.float64) % 3, torch.tensor([1.0, -2.0, 3.0], dtype=torch.float64)
+
+    def gradient(rows: slice) -> torch.Tensor:
+        return 2 * inputs[rows].T @ (inputs[rows] @ weight - wanted[rows]) / len(inputs[rows])
+
+    ends = [sum(parts[:i]) for i in range(len(parts) + 1)]
+    split = sum(gradient(slice(a, b)) for a, b in zip(ends, ends[1:], strict=False)) / len(parts)
+    whole = gradient(slice(None))
+    return float((split - whole).abs().max() / whole.abs().max())
+
+
 RULES: dict[str, Rule] = {
     "S0-059": sharded_limit,
+    "S1-039": sharding_overhead,
     "S4-046": linear_throughput,
+    "S4-124": Formula(
+        "mean of the gradients of four parts of eight rows, beside the gradient of all eight",
+        lambda: {"largest difference": _accumulated(2, 2, 2, 2)},
+        "Equal micro-batches add up to the gradient of the large batch, difference {0:g} (computed). If parts of five "
+        "and three rows count alike, the gradient is off by {1:.0%}; batch norms differ too.",
+        "A model whose loss is not a mean over its rows.", "of the largest gradient",
+        conditions=lambda: {"parts of five and three": _accumulated(5, 3)}, claimed=0.0, within=0.0,
+    ),
     "T-019": several_machines,
     "T-020": sharded_limit,
 }

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from tq.book.claims.formulas import Figure, RangeFormula
 from tq.book.claims.ledger import Claim, Finding, Results, Rule, found
 from tq.book.claims.words import Check, compare, in_part, shown
+from tq.economics import energy as watts
+from tq.systems import hardware
 
 CHAPTER = "energy"
+GENERATIONS = ("v100-32gb", "a100-80gb", "h100-80gb", "b200-192gb")
 
 
 def _ends(results: Results, key: str) -> tuple[float, float]:
@@ -104,6 +108,26 @@ def industry_carbon(claim: Claim, results: Results) -> Finding:
     return found(claim, checks, text, "A metered energy total of frontier training.", "low", "MW * 8760 h * kg/kWh")
 
 
+def _million() -> dict[str, Figure]:
+    """GW of a million GPUs at the rating of their nodes, with network and building."""
+    network, pue = watts.factors()["network_share"].mid, watts.factors()["pue"].mid
+    return {
+        f"of {gpu.split('-')[0].upper()}": 1e6 * watts.power(gpu).rated_w * (1 + network) * pue / 1e9
+        for gpu in GENERATIONS[2:]
+    }
+
+
+def _efficiency() -> dict[str, Figure]:
+    """Smallest step of 16-bit operations per joule from one generation to the next."""
+    card = [hardware.gpu(gpu).peak_flops / hardware.gpu(gpu).tdp_w for gpu in GENERATIONS]
+    node = [hardware.gpu(gpu).peak_flops / watts.power(gpu).rated_w for gpu in GENERATIONS[1:]]
+    steps = {
+        name: [new / old for old, new in zip(rates, rates[1:], strict=False)]
+        for name, rates in (("cards from V100 to B200", card), ("nodes from A100 to B200", node))
+    }
+    return {f"smallest step, {name}": min(found) for name, found in steps.items()}
+
+
 RULES: dict[str, Rule] = {
     "S0-055": network_power,
     "S4-043": cluster_power,
@@ -111,4 +135,18 @@ RULES: dict[str, Rule] = {
     "S4-092": gpt3_bill,
     "S4-093": frontier_energy,
     "S4-098": industry_carbon,
+    "S4-113": RangeFormula(
+        "a million GPUs * rated power of the node per GPU * (1 + network) * PUE; several are two or more", _million,
+        "At the rating of their nodes a million H100 are computed to draw {0:.1f} GW, a million B200 {1:.1f} GW, "
+        "network and building included. In training a node draws about three quarters of its rating.",
+        "The type of GPU of such a site, or its contract for power.", "GW", claimed=(2.0, 1e9), within=0.0,
+        confidence="medium",
+    ),
+    "S4-157": RangeFormula(
+        "dense 16-bit peak / power, of each generation over the one before", _efficiency,
+        "By data sheets operations per joule grow at least {0:.1f}-fold with each generation from V100 to B200, by "
+        "rated nodes {1:.1f}-fold from A100 on. Metered efficiency in training was not compared.",
+        "A generation of GPU with fewer operations per joule than the last.", "x", claimed=(1.05, 1e9), within=0.0,
+        confidence="medium",
+    ),
 }

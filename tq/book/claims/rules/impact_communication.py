@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from tq.book.claims import ledger
-from tq.book.claims.formulas import STORED, Figure, Formula, Readings, ratios
+from tq.book.claims.formulas import STORED, Figure, Formula, RangeFormula, Readings, ratios
 from tq.book.claims.ledger import NOT_CHECKABLE, PRINTED, Claim, Finding, Results, Rule, found
 from tq.book.claims.words import Check, compare, in_part
 from tq.quant.bounds import compression_ratio
+from tq.systems import validation
 
 CHAPTER, COST = "impact-communication", "cost-structure"
 DATA_PARALLEL = ("7b", "70b", "175b", "405b")  # runs that send only gradients and pipeline traffic between nodes
@@ -19,6 +22,7 @@ FABRIC = {
     "switches-and-cables": "a bill of switches and cables", "17-percent": "a share of 17 % of a cluster",
     "20-percent": "a share of 20 % of a cluster",
 }  # fmt: skip
+DOMINATES = 0.5  # share of a step from which on communication dominates it
 EQUAL = 0.02  # share of a step's time that still counts as none
 
 
@@ -232,6 +236,40 @@ def largest_variables(claim: Claim, results: Results) -> Finding:
     return found(claim, checks, text, claim.would_change, "medium", see=COST)
 
 
+def communication_dominates(claim: Claim, results: Results) -> Finding:
+    """Reproduced if communication takes half of the step or more in one of six modelled runs at 400 Gbit/s per GPU. A
+    part holds if it does only at 25 Gbit/s."""
+    fast, slow = (_all(results, f"waits/{{}}/{link}/all", RUNS) for link in ("ib-ndr", "eth-25g"))
+    worst, above = max(fast, key=lambda run: fast[run]), sum(share >= DOMINATES for share in fast.values())
+    checks = (
+        compare("largest share of the step at 400 Gbit/s", fast[worst], DOMINATES),
+        in_part(compare("largest share of the step at 25 Gbit/s", max(slow.values()), DOMINATES)),
+    )
+    text = (
+        f"{NAMES[worst]} is modelled to wait for communication {_percent(fast[worst])} of its step at 400 Gbit/s per "
+        f"GPU. In {above} of {len(RUNS)} modelled runs communication takes half or more, so it is not often."
+    )
+    return found(claim, checks, text, claim.would_change, "medium")
+
+
+WAITING = ("tp", "cp", "ep", "pp", "dp_exposed")  # parts of a step in which GPUs exchange and do not compute
+
+
+def _growth() -> tuple[float, float]:
+    """Exponents over parameters of the GPU-seconds per token that GPUs exchange, and of all others, in the ten weakly
+    scaled runs of Megatron-LM from 1.7 to 1,008 billion parameters."""
+    size, waits, works = [], [], []
+    for row in validation.published():
+        if row["id"].startswith("N21-T1-"):
+            run = validation.run(row)
+            each = float(row["gpus"]) / run.tokens_per_iteration
+            size.append(float(validation.shape(row).parameters))
+            waits.append(each * sum(float(run.parts[part]) for part in WAITING))
+            works.append(each * float(run.iteration_s) - waits[-1])
+    slopes = [float(np.polyfit(np.log(size), np.log(values), 1)[0]) for values in (waits, works)]
+    return slopes[0], slopes[1]
+
+
 def _over_infiniband() -> dict[str, Figure]:
     return {
         "only Ethernet compressed, from fp32": 100 * compression_ratio(STORED) / 400,
@@ -262,4 +300,15 @@ RULES: dict[str, Rule] = {
     "S0-070": largest_variables,
     "S3-003": synchronisation,
     "S3-034": sync_at_batch,
+    "S3-073": RangeFormula(
+        "slope of log GPU-seconds of communication per token over log parameters, Megatron-LM's ten layouts of 2021; "
+        "above 1.05 it is more than in proportion",
+        lambda: {"exponent of communication": _growth()[0]},
+        "In ten published layouts from 1.7B to 1T parameters, communication per token is modelled to grow with the "
+        "power {0:.2f} of the size, and all other time with {1:.2f}.",
+        "The exponent of timed communication over parameters, from 1B to 1T.",
+        conditions=lambda: {"exponent of all other time": _growth()[1]}, claimed=(1.05, 1e9), within=0.0,
+        confidence="medium",
+    ),
+    "S4-123": communication_dominates,
 }  # fmt: skip

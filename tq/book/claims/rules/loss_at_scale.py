@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tq.book.claims import ledger
-from tq.book.claims.formulas import FAILS
+from tq.book.claims.formulas import FAILS, Figure, RangeFormula
 from tq.book.claims.ledger import Claim, Finding, Results, Rule, found
 from tq.book.claims.words import compare, in_part
 
@@ -65,8 +65,36 @@ def gap_after_500(claim: Claim, results: Results) -> Finding:
     return found(claim, checks, text, "More pairs at 124M over 500 steps, or their corpus.", "low")
 
 
+# Hoffmann et al. 2022 (arXiv:2203.15556), the third fit: loss = E + A / N^ALPHA + B / D^BETA, 6 N D operations
+E, A, B, ALPHA, BETA = 1.69, 406.4, 410.7, 0.34, 0.28
+EARLY, LATE = 1e20, 1e26  # operations
+
+
+def _reducible(flops: float) -> float:
+    """Nats above E of the best size and data for so many operations."""
+    g = (ALPHA * A / (BETA * B)) ** (1 / (ALPHA + BETA))
+    size = g * (flops / 6) ** (BETA / (ALPHA + BETA))
+    return float(A / size**ALPHA + B / (flops / 6 / size) ** BETA)
+
+
+def _doubling() -> dict[str, Figure]:
+    """What twice the operations gain at 1e26, over what they gain at 1e20."""
+    nats = [_reducible(flops) - _reducible(2 * flops) for flops in (EARLY, LATE)]
+    ratio = [_reducible(flops) / _reducible(2 * flops) for flops in (EARLY, LATE)]
+    return {"late over early, in nats": nats[1] / nats[0], "late over early, as a ratio": ratio[1] / ratio[0]}
+
+
 RULES: dict[str, Rule] = {
     "S0-003": run_at_355m,
+    "S4-154": RangeFormula(
+        "loss of twice the operations at 1e26, by the fit of Hoffmann et al. 2022, over that at 1e20; less than 0.95 "
+        "is a smaller return", _doubling,
+        "By Chinchilla's fit a doubling of compute gains {0:.2f} times as many nats at 1e26 operations as at 1e20. It "
+        "divides the reducible loss by {2:.2f} at both: it never doubled, and returns are constant in ratio.",
+        "A measure of capability, and its scaling beyond 1e26 operations.", "x",
+        conditions=lambda: {"ratio of a doubling": _reducible(LATE) / _reducible(2 * LATE)},
+        claimed=(0.0, 0.95), within=0.0, confidence="low",
+    ),
     "T-006": gap_after_500,
     "T-007": _published("124m/published/end", "after 1,500 steps", "More pairs at 124M over 1,500 steps."),
     "T-008": mixed_precision_after_500,

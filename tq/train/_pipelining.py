@@ -1,13 +1,14 @@
-"""Every use of a name of ``torch.distributed.pipelining`` that PyTorch keeps to itself; written against 2.13."""
+"""Names of ``torch.distributed`` that PyTorch keeps to itself and that splits of a model need; written against 2.13."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+import torch.distributed as dist
 from torch.distributed.pipelining.schedules import _Action, _ComputationType, _PipelineScheduleRuntime
 
-__all__ = ["from_actions", "runtime"]
+__all__ = ["from_actions", "group_named", "runtime"]
 
 
 def runtime(stages: list[Any], micro_batches: int, loss: Any, order: Sequence[Sequence[tuple[str, int, int]]]) -> Any:
@@ -30,4 +31,10 @@ def from_actions(order: dict[int, list[Any]]) -> list[list[tuple[str, int, int]]
             for each in () if action is None else (action.sub_actions or (action,)):
                 actions.append((each.computation_type.value, each.stage_index, each.microbatch_index))
         found.append(actions)
+    return found
+
+
+def group_named(name: str) -> dist.ProcessGroup:
+    """The group that a functional collective names."""
+    found: dist.ProcessGroup = dist.distributed_c10d._resolve_process_group(name)  # type: ignore[arg-type, unused-ignore]
     return found

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode  # sees every operation below autograd
 
 __all__ = [
-    "DispatchMode", "KEEP_ORDER", "LEAF", "RELU", "SOFTMAX", "VIEWS", "group_named", "is_mutable", "is_youngest",
+    "DispatchMode", "KEEP_ORDER", "LEAF", "RELU", "SOFTMAX", "VIEWS", "is_mutable", "is_youngest",
     "saved_tensors_hooks", "storage", "timeout", "transparent", "version", "wrapper",
 ]  # fmt: skip
 
@@ -35,12 +35,6 @@ VIEWS = (*KEEP_ORDER, *_PARTS, "TBackward0", "TransposeBackward0", "PermuteBackw
 def timeout(group: dist.ProcessGroup, device: torch.device) -> timedelta:
     """What the backend of a group waits at most, so that a group like it can be made."""
     found: timedelta = group._get_backend(device).options._timeout
-    return found
-
-
-def group_named(name: str) -> dist.ProcessGroup:
-    """The group that a functional collective names."""
-    found: dist.ProcessGroup = dist.distributed_c10d._resolve_process_group(name)  # type: ignore[arg-type, unused-ignore]
     return found
 
 

@@ -196,6 +196,6 @@ def queue(load: float, packets: int, seed: int, service_ms: float = 4.0) -> dict
     return {
         "load": float(real), "lost": packets - len(rows), "measured": float(waits.mean()),
         "same arrivals": float(queueing.waits(sent, services).mean() * 1000 / service_ms),
-        "formula": queueing.mean_wait(min(real, 0.999), 0.0),
-        "exponential": queueing.mean_wait(min(real, 0.999)),
+        "formula": float(queueing.mean_wait(min(real, 0.999), 0.0)),
+        "exponential": float(queueing.mean_wait(min(real, 0.999))),
     }  # fmt: skip

@@ -274,13 +274,17 @@ def _turns(
     """Seconds of this thread's processor, method beside method, in another order each turn; the first warms up."""
     taken: dict[str, list[float]] = {name: [] for name in calls}
     orders = random.Random(seed)
-    for turn in tqdm(range(repeats + 1), unit="turn", disable=not progress, dynamic_ncols=True):
-        for name in orders.sample([*calls], len(calls)):
-            gc.collect()
-            start = time.process_time()
-            calls[name]()
-            if turn:
-                taken[name].append(time.process_time() - start)
+    gc.freeze()  # what stands before the turns is looked at by no collection between them
+    try:
+        for turn in tqdm(range(repeats + 1), unit="turn", disable=not progress, dynamic_ncols=True):
+            for name in orders.sample([*calls], len(calls)):
+                gc.collect()
+                start = time.process_time()
+                calls[name]()
+                if turn:
+                    taken[name].append(time.process_time() - start)
+    finally:
+        gc.unfreeze()
     return taken
 
 

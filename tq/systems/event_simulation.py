@@ -12,7 +12,7 @@ The processors are virtual: in a round each takes one event, a message arrives i
 it undoes and no time of its own.
 
 Sources: Fujimoto 1990 (Performance of Time Warp under Synthetic Workloads) for PHOLD; Jefferson 1985 (Virtual Time);
-Nicol 1993 (The Cost of Conservative Synchronization) for windows; Toroczkai, Korniss, Novotny, Guclu 2003 (PRE 67).
+Nicol 1993 (The Cost of Conservative Synchronization) for windows; Toroczkai et al. 2000 (Extremal-point Densities).
 """
 
 from __future__ import annotations

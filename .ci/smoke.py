@@ -294,6 +294,20 @@ def activations(tmp: Path) -> None:
     check(linear(x, layer.weight, layer.bias, payload, scales, layer.codec, step).shape == (32, 32))
 
 
+def planned(tmp: Path) -> None:
+    from tq.train.planned import compress_activations, plan_activations
+
+    x, trained = seeded(32 * 64).view(32, 64), model()
+    try:
+        plan = plan_activations(trained, x, 0.5, bits=(), progress=False)
+    except ModuleNotFoundError as error:  # the solver is SciPy's, which nothing else here needs
+        check(error.name == "scipy" and not has("scipy"), error)
+        return
+    with compress_activations(plan=plan) as usage:
+        trained(x).sum().backward()
+    check(usage.stored == plan.bytes_after, usage)
+
+
 def diloco(tmp: Path) -> None:
     from tq import Codec
     from tq.train.diloco import DiLoCo
@@ -686,7 +700,7 @@ def commands_of_economics(tmp: Path) -> None:
 # --- all of it --------------------------------------------------------------------------------------------------
 
 DOORS: tuple[Door, ...] = (
-    package, codec, formats, kernels, lossless, optimizer_state, offloading, activations, diloco, model_of_the_book,
+    package, codec, formats, kernels, lossless, optimizer_state, offloading, activations, planned, diloco, model_of_the_book,
     inference, checkpoints, checkpoint_commands, systems, calculators, commands_of_economics, lines_of_the_readme,
 )  # fmt: skip
 

@@ -50,8 +50,8 @@ MEASURING = (
     "rotation-and-codebook", "distortion", "training-tensors", "kernels", "on-a-gpu", "simulated-gpu",
     "compressed-adamw", "gradient-codes", "published-rule", "gap-trends", "loss-at-scale", "activation-memory",
     "optimizer-state", "compressed-allreduce", "data-parallel-training", "scaling-out", "offload-and-single-gpu",
-    "weight-quantization", "kv-cache", "checkpoints-and-failures", "memory-hierarchy", "recompute-planner",
-    "parallelism", "network-topology", "synchronisation",
+    "weight-quantization", "kv-cache", "checkpoints-and-failures", "recompute-planner", "parallelism",
+    "network-topology", "synchronisation",
 )  # fmt: skip
 
 SEEDS = {

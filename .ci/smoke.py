@@ -700,8 +700,9 @@ def commands_of_economics(tmp: Path) -> None:
 # --- all of it --------------------------------------------------------------------------------------------------
 
 DOORS: tuple[Door, ...] = (
-    package, codec, formats, kernels, lossless, optimizer_state, offloading, activations, planned, diloco, model_of_the_book,
-    inference, checkpoints, checkpoint_commands, systems, calculators, commands_of_economics, lines_of_the_readme,
+    package, codec, formats, kernels, lossless, optimizer_state, offloading, activations, planned, diloco,
+    model_of_the_book, inference, checkpoints, checkpoint_commands, systems, calculators, commands_of_economics,
+    lines_of_the_readme,
 )  # fmt: skip
 
 

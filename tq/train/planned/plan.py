@@ -27,7 +27,9 @@ BITS = (4,)  # that values may be coded in; the chapter activation-memory says w
 MIN_ELEMENTS = 1024
 AGAIN = "computed again"
 _MOST_AGAIN_S = 5e-4  # beyond its time alone, that an operation may be found to take
-_TRIES = 8  # at a limit that blocks are planned for, until the peak node by node fits
+# Blocks are planned for, and the peak is counted node by node: (share of the budget, times the peak a block may take),
+# the cheapest first. What is stored less leaves room for what runs again.
+_TRIES = tuple((share, 3 * 0.87**step) for share in (1.0, 0.8, 0.6) for step in range(14))
 
 
 @dataclass(frozen=True)
@@ -366,21 +368,29 @@ class Priced:
             raise ValueError(f"budget must be an int of bytes, or a float between 0 and 1, got {budget!r}")
         graph, ties = self.trace.graph, self.trace.ties
         limit = budget if isinstance(budget, int) else int(budget * graph.nbytes)
-        if peak is None:
-            return self.plan(cheapest(graph, limit, noise=noise, ties=ties, gap=gap))
-        rows, least = float(peak), None
-        for _ in range(_TRIES):
-            try:
-                plan = self.plan(cheapest(graph, limit, peak=rows, noise=noise, ties=ties, gap=gap))
-            except ValueError:
-                rows *= 1.15  # counted by blocks it is more than node by node
+        free = self.plan(cheapest(graph, limit, noise=noise, ties=ties, gap=gap))
+        if peak is None or free.peak_bytes <= peak:
+            return free
+        least = free.peak_bytes
+        for share, loose in _TRIES:
+            choice = _cheapest(graph, share * limit, peak=loose * peak, noise=noise, ties=ties, gap=gap)
+            if choice is None:
                 continue
+            plan = self.plan(choice)
             if plan.peak_bytes <= peak:
                 return plan
-            least = min(least or plan.peak_bytes, plan.peak_bytes)
-            rows -= 1.05 * (plan.peak_bytes - peak)
-        tried = f"; the lowest that was found is {least:,}" if least else ""
-        raise ValueError(f"no plan was found that stays within {limit:,} stored bytes and a peak of {peak:,}{tried}")
+            least = min(least, plan.peak_bytes)
+        raise ValueError(
+            f"no plan was found that stays within {limit:,} stored bytes and a peak of {peak:,}; "
+            f"the lowest that was found is {least:,}"
+        )
+
+
+def _cheapest(graph: Graph, limit: float, **options: Any) -> Choice | None:
+    try:
+        return cheapest(graph, limit, **options)
+    except ValueError:
+        return None
 
 
 def compress_activations(*args: Any, plan: Plan | None = None, **options: Any) -> Any:

@@ -68,6 +68,14 @@ def test_keys_with_a_large_mean_collapse_and_centring_cures_it(model: GPT) -> No
     assert found[False] > 100 * found[True]
 
 
+def test_keys_are_centred_and_not_balanced_unless_asked(model: GPT) -> None:
+    known = calibrate(model, ids(2))
+    for (key, _), of_layer in zip(coders(Codec(4, block=64), None, known), known, strict=True):
+        assert key is not None and key.mean_KD is of_layer.mean_KD and key.factor_KD is None
+    for (key, _), of_layer in zip(coders(Codec(4, block=64), None, known, balanced=True), known, strict=True):
+        assert key is not None and key.mean_KD is of_layer.mean_KD and key.factor_KD is of_layer.balance_KD
+
+
 def test_bytes() -> None:
     model, codec = GPT(CONFIG), Codec(4, block=64, scale_dtype=torch.bfloat16)
     assert bytes_per_token(model, None, None) == 2 * 2 * 2 * 64 * 2

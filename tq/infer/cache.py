@@ -96,15 +96,15 @@ class CodedLayer(DynamicLayer):
 
 def coded_cache(
     layers: int, keys: Codec | None, values: Codec | None, statistics: Sequence[Statistics] | None = None, *,
-    centred: bool = True, balanced: bool = True,
+    centred: bool = True, balanced: bool = False,
 ) -> Cache:  # fmt: skip
     """A cache for ``generate(..., past_key_values=...)`` of ``transformers``.
 
     Args:
         layers: of the model.
         keys, values: codecs, whose block is at least the head size; None keeps them as they are.
-        statistics: from ``tq.infer.kv.calibrate``; None centres keys by the mean of the prompt's, and does not balance.
-        centred, balanced: what is done to keys.
+        statistics: from ``tq.infer.kv.calibrate``; None centres keys by the mean of the prompt's, and cannot balance.
+        centred, balanced: what is done to keys, see ``tq.infer.kv.coders``.
     """
     if statistics is None:
         unknown = Statistics(*4 * (torch.empty(0),))

@@ -207,6 +207,7 @@ def label_column(ax: Axes, ends: Sequence[tuple[float, float, str, str]], x: flo
     if not ends:
         return []
     fig = ax.get_figure(root=True)
+    assert fig is not None  # axes that were removed have none
     _drawn(fig)  # a constrained layout gives axes their height here
     to_axes = ax.transData + ax.transAxes.inverted()
     order = sorted(ends, key=lambda end: float(to_axes.transform((end[0], end[1]))[1]))

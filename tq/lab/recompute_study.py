@@ -154,20 +154,25 @@ def _as_it_is(graph: Any, _: Any) -> Any:
 
 
 def compiled_forwards(shape: GPTConfig, ids: Tensor, budgets: tuple[float, ...]) -> dict[str, Any]:
-    """{method: (model, forward pass)} of torch's min-cut partitioner with its knapsack, without code generation."""
+    """{method: (model, forward pass)} of torch's min-cut partitioner with its knapsack, without code generation.
+
+    All graphs stay: were Dynamo reset between them, all but the last would be compiled again, at no budget, when they
+    are called.
+    """
+    from torch._dynamo import config as dynamo
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch import config
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
     found: dict[str, Any] = {}
+    torch._dynamo.reset()
     for budget in (1.0, *budgets):
-        torch._dynamo.reset()
         model = GPT(shape, seed=0)
         backend = aot_autograd(
             fw_compiler=_as_it_is, bw_compiler=_as_it_is,
             partition_fn=min_cut_rematerialization_partition,
         )  # fmt: skip
-        with config.patch(activation_memory_budget=budget):
+        with config.patch(activation_memory_budget=budget), dynamo.patch(recompile_limit=2 + len(budgets)):
             run = torch.compile(model, backend=backend)
             loss = run(ids, ids)[1]
             loss.backward()

@@ -106,10 +106,32 @@ def sparse_gradients(claim: Claim, results: Results) -> Finding:
     return found(claim, checks, text, "A larger model, or more steps after the warm-up.", "medium")
 
 
+def mitigations(claim: Claim, results: Results) -> Finding:
+    """Reproduced if going on without the slowest of ranks and asynchronous updates both reach the loss sooner than
+    waiting does, with the interval above 1, against a rank that is slow for good and against sudden delays. A part
+    holds if one of the two does. Replacing a rank was not raced."""
+    checks, said = [], {}
+    for way, key in (("without the slowest", "one-backup-rank"), ("asynchronous", "staleness-4")):
+        each = [results.entry(CHAPTER, f"speedup/{kind}/{key}") for kind in ("for-good", "sudden")]
+        least = min(float(entry["low"]) for entry in each)
+        checks.append(compare(f"times as fast as waiting, {way}, lower end", least, 1.0, unit="x"))
+        said[way] = [float(entry["value"]) for entry in each]
+    both = Check(" and ".join(check.text for check in checks), all(check.holds for check in checks))
+    first, second = said.values()
+    text = (
+        f"On four real ranks, going on without the slowest reaches the loss {first[0]:.2f} times as fast as waiting "
+        f"for a rank that is slow for good, and {first[1]:.2f} times with sudden delays. Updates up to four steps late "
+        f"reach it {second[0]:.2f} and {second[1]:.2f} times as fast. Replacing a rank was not raced."
+    )
+    change = "A race in which asynchronous updates have a rate and an optimizer of their own."
+    return found(claim, (both, *map(in_part, checks)), text, change, "medium")
+
+
 RULES: dict[str, Rule] = {
     "S3-023": negative_scaling,
     "S3-024": three_costs,
     "S3-025": slowest_decides,
     "S3-029": sparse_gradients,
     "S3-077": dominate,
+    "S4-126": mitigations,
 }

@@ -74,7 +74,7 @@ def test_a_run_that_fails_is_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_full_plan_holds_what_was_declared() -> None:
     assert len({(r["run"]["hidden"], r["run"]["seq"], r["run"]["layers"], str(r["run"]["state"]))
                 for r in study.streams(True)}) >= 8  # fmt: skip
-    assert {t["run"]["steps"] for t in study.ceilings(True) if t["run"]["layers"] == 256} == {20}
+    assert {t["run"]["steps"] for t in study.ceilings(True) if t["run"]["layers"] == 320} == {20}
     points = study.cliffs(True)
     assert {t["block"] for t in points} == set(study.NAMES) and {0.9, 1.1} <= {t["ratio"] for t in points}
     json.dumps([study.levels(True, 0), points, study.streams(True), study.ceilings(True)])

@@ -53,7 +53,7 @@ def disk(nbytes: int, depth: int) -> dict[str, Any]:
 def cliff(block: int, capacity: int, ratio: float, trace: str, policy: str) -> dict[str, Any]:
     """A point of ``pool.cliff``, with its slowdown over a hit as measured and as modelled."""
     with tempfile.TemporaryDirectory() as folder:
-        point = pool.cliff(folder, block, capacity, ratio, trace, policy)
+        point = pool.cliff(folder, block, capacity, ratio, trace, policy, rounds=5)
     return {**point, "slowdown": pool.slowdown(point), "modelled": pool.modelled(point)}
 
 
@@ -210,5 +210,5 @@ def ceilings(full: bool) -> list[dict[str, Any]]:
     """Runs under one limit, the smallest first."""
     if not full:
         return [dict(what="ceiling", run=dict(layers=40, hidden=128, seq=32, batch=1, steps=1))]
-    depths = ((64, 20), (128, 20), (256, 20))
+    depths = ((64, 20), (128, 6), (320, 20))  # layers and steps
     return [dict(what="ceiling", run=dict(layers=n, hidden=256, seq=128, batch=1, steps=k)) for n, k in depths]

@@ -126,10 +126,10 @@ def streamed(beside: bool, run: Mapping[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         found = streaming.forecast_and_measured(folder, **run)
         twin = streaming.in_process("memory", folder, None, **run) if beside else {}
-    forecast, one = found["forecast"], found["measured"]
-    refused = [side["refused"] for side in (forecast, one, twin) if "refused" in side]
+    refused = [side["refused"] for side in (found, twin) if "refused" in side]
     if refused:
         raise RuntimeError(f"a run without a ceiling was refused: {refused[0]}")
+    forecast, one = found["forecast"], found["measured"]
     took = _middle(one)
     moved = [counted / max(system, 1) for counted, system in zip(one["counted"], one["system"], strict=True)]
     return {
@@ -147,10 +147,10 @@ def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     return bool(one["losses"] == other["losses"] and one["digest"] == other["digest"])
 
 
-def ceiling(run: Mapping[str, Any]) -> dict[str, Any]:
+def ceiling(run: Mapping[str, Any], at_once: int = 1) -> dict[str, Any]:
     """``streaming.under_one_ceiling``, without the losses of each step."""
     with tempfile.TemporaryDirectory() as folder:
-        found = streaming.under_one_ceiling(folder, **run)
+        found = streaming.under_one_ceiling(folder, at_once=at_once, **run)
     streamed, free = found["streamed"], found["memory"]
     return {
         "ceiling": found["ceiling"], "state": found["state"], "program": found["program"], "same": found["same"],
@@ -179,17 +179,17 @@ def levels(full: bool, seed: int) -> list[dict[str, Any]]:
     tasks = [dict(what="latency", sizes=sizes(full), huge=huge, steps=steps, seed=seed) for huge in (True, False)]
     tasks.append(dict(what="rates", sizes=[16 * KIB, 512 * KIB, 8 * MIB, 64 * MIB, 512 * MIB][: 5 if full else 3]))
     blocks = (4 * KIB, 64 * KIB, MIB, 4 * MIB) if full else (4 * KIB, 4 * MIB)
-    return tasks + [dict(what="disk", nbytes=b, depth=d) for b in blocks for d in ((1, 4, 16) if full else (1, 4))]
+    return tasks + [dict(what="disk", nbytes=b, depth=d) for b in blocks for d in ((1, 4, 16) if full else (1,))]
 
 
 def cliffs(full: bool) -> list[dict[str, Any]]:
     """Every point of the cliff."""
     ratios = (0.5, 0.9, 1.0, 1.05, 1.1, 1.25, 1.5, 2.0, 3.0) if full else (0.9, 1.1)
     return [
-        dict(what="cliff", block=block, capacity=capacity if full else max(8, capacity // 8), ratio=ratio, trace=trace,
-             policy=policy)
+        dict(what="cliff", block=block, capacity=capacity if full else max(8, capacity // 16), ratio=ratio,
+             trace=trace, policy=policy)
         for block, capacity in CAPACITY.items() for ratio in ratios
-        for trace, policy in (WAYS if full else (WAYS[0], WAYS[2], WAYS[3]))
+        for trace, policy in (WAYS if full else WAYS[:1] if ratio < 1 else (WAYS[0], WAYS[2], WAYS[3]))
     ]  # fmt: skip
 
 
@@ -198,7 +198,7 @@ def streams(full: bool) -> list[dict[str, Any]]:
     codes: tuple[list[int] | None, ...] = (None, [4, 8])
     if not full:
         shape = dict(layers=2, hidden=64, seq=64, batch=1, steps=4, state=None, impl="reference")
-        return [dict(what="streamed", beside=True, run=shape, turn=0)]
+        return [dict(what="streamed", beside=False, run=shape, turn=0)]
     base = dict(hidden=256, batch=1, steps=12, impl="auto")
     grid = [base | dict(seq=seq, layers=layers, state=state)
             for seq in (64, 128, 512) for layers in (8, 24) for state in codes]  # fmt: skip
@@ -209,6 +209,6 @@ def streams(full: bool) -> list[dict[str, Any]]:
 def ceilings(full: bool) -> list[dict[str, Any]]:
     """Runs under one limit, the smallest first."""
     if not full:
-        return [dict(what="ceiling", run=dict(layers=40, hidden=128, seq=32, batch=1, steps=1))]
+        return [dict(what="ceiling", run=dict(layers=32, hidden=128, seq=32, batch=1, steps=1), at_once=3)]
     depths = ((64, 20), (128, 6), (320, 20))  # layers and steps
     return [dict(what="ceiling", run=dict(layers=n, hidden=256, seq=128, batch=1, steps=k)) for n, k in depths]

@@ -34,10 +34,11 @@ def _compiled() -> dict[str, Any]:
         return at
 
     @numba.njit(nogil=True, fastmath=True)
-    def total(x: Any) -> float:
+    def total(x: Any, rounds: int) -> float:
         found = 0.0
-        for i in range(len(x)):
-            found += x[i]
+        for _ in range(rounds):
+            for i in range(len(x)):
+                found += x[i]
         return found
 
     @numba.njit(nogil=True)
@@ -90,13 +91,9 @@ def read_bytes_per_s(nbytes: int) -> float:
     memory = _memory(nbytes, True).view(np.float64)
     memory[:] = 1.0
     run, rounds = _compiled()["total"], max(1, (1 << 26) // nbytes)
-    run(memory)
-
-    def work() -> None:
-        for _ in range(rounds):
-            run(memory)
-
-    return rounds * nbytes / _least(work, 3)
+    if run(memory, 2) != 2 * len(memory):
+        raise AssertionError("the rounds of a sum were not all done")
+    return rounds * nbytes / _least(lambda: run(memory, rounds), 3)
 
 
 def copy_bytes_per_s(nbytes: int) -> float:

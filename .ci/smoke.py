@@ -328,6 +328,7 @@ def model_of_the_book(tmp: Path) -> None:
     trained = m.GPT(m.GPTConfig(layers=1, hidden=16, heads=2, vocab=256, seq=16))
     losses = m.Trainer(trained, corpus, m.TrainConfig(steps=3, batch=2)).train(progress=False)
     check(isinstance(corpus, m.Corpus) and len(losses) == 3 and m.bits_per_byte(losses[-1], corpus) > 1, losses)
+    check(len(m.parameter_groups(trained, 0.1)) == 2 and "tiny" in m.PRESETS)
 
 
 def streamed(tmp: Path) -> None:
@@ -336,9 +337,9 @@ def streamed(tmp: Path) -> None:
 
     shape, corpus = m.GPTConfig(layers=2, hidden=16, heads=2, vocab=256, seq=16), m.load("stdlib", max_bytes=200_000)
     place = tmp / "streamed"
+    place.mkdir()
     with StreamedTrainer(shape, corpus, m.TrainConfig(steps=2, batch=2), place, impl="reference") as trainer:
         check(len(trainer.train(progress=False)) == 2)
-    check(len(m.parameter_groups(trained, 0.1)) == 2 and "tiny" in m.PRESETS)
 
 
 def inference(tmp: Path) -> None:
@@ -711,8 +712,8 @@ def commands_of_economics(tmp: Path) -> None:
 
 DOORS: tuple[Door, ...] = (
     package, codec, formats, kernels, lossless, optimizer_state, offloading, activations, planned, diloco,
-    model_of_the_book, streamed, inference, checkpoints, checkpoint_commands, systems, calculators, commands_of_economics,
-    lines_of_the_readme,
+    model_of_the_book, streamed, inference, checkpoints, checkpoint_commands, systems, calculators,
+    commands_of_economics, lines_of_the_readme,
 )  # fmt: skip
 
 

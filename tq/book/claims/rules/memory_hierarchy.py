@@ -42,8 +42,8 @@ def hundredfold(claim: Claim, results: Results) -> Finding:
     checks.append(in_part(compare("times a hit, at most", max(past), 10.0)))
     each = [f"{slow:.0f} ({label})" for label, slow in zip(BLOCKS.values(), past, strict=True)]
     text = (
-        f"A scan of 1.1 times the capacity under LRU is measured to take {', '.join(each)} times a hit, by size of "
-        f"block. With the best eviction and 4 MiB blocks it takes {recorded[6]:.1f} times."
+        f"A scan of 1.1 times the capacity under LRU is measured to take {', '.join(each)} times a hit, by block "
+        f"size. With the best eviction and 4 MiB blocks it takes {recorded[6]:.1f} times."
     )
     return found(claim, checks, text, would_change, "medium")
 

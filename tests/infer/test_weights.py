@@ -75,14 +75,6 @@ def test_save_and_load(model: GPT, tmp_path: Path) -> None:
     assert held < 0.6 * sum(value.nbytes for value in model.state_dict().values())
 
 
-def test_a_path_may_be_a_text(model: GPT, tmp_path: Path) -> None:
-    small, path = quantize(model, CODEC, ids(4), method="nearest"), tmp_path / "new" / "small.safetensors"
-    save(small, str(path))
-    assert torch.equal(load(str(path))(ids(2))[0], load(path)(ids(2))[0])
-    with pytest.raises(FileNotFoundError, match="nowhere"):
-        load(str(tmp_path / "nowhere.safetensors"))
-
-
 def test_files_that_are_not_whole(model: GPT, tmp_path: Path) -> None:
     path = tmp_path / "small.safetensors"
     with pytest.raises(FileNotFoundError):

@@ -151,7 +151,7 @@ def decoded(model: GPT) -> GPT:
     return plain
 
 
-def save(model: GPT, path: Path | str) -> None:
+def save(model: GPT, path: Path) -> None:
     """Write a quantized model as safetensors: codes, and all other weights as they are.
 
     Args:
@@ -178,10 +178,10 @@ def save(model: GPT, path: Path | str) -> None:
         "config": dataclasses.asdict(model.config),
         "codes": {name: {"codec": _said(layer.codec), "shape": layer.shape} for name, layer in coded.items()},
     }
-    write_whole(Path(path), to_bytes(state, {"format": _FORMAT, "model": json.dumps(told)}))
+    write_whole(path, to_bytes(state, {"format": _FORMAT, "model": json.dumps(told)}))
 
 
-def load(path: Path | str) -> GPT:
+def load(path: Path) -> GPT:
     """Read what ``save`` wrote.
 
     Args:
@@ -196,7 +196,6 @@ def load(path: Path | str) -> GPT:
     """
     from safetensors import SafetensorError, safe_open
 
-    path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"no file {path}")
     try:

@@ -26,6 +26,7 @@ CANDIDATES = {
     "leaf-spine 1:1, sprayed": ("leaf-spine", 1.0, "spray"),
     "leaf-spine 1:1, hashed": ("leaf-spine", 1.0, "ecmp"),
     "leaf-spine 4:1, sprayed": ("leaf-spine", 4.0, "spray"),
+    "leaf-spine 4:1, hashed": ("leaf-spine", 4.0, "ecmp"),
     "rails, sprayed": ("rails", 1.0, "spray"),
     "torus": ("torus", 1.0, "spray"),
     "dragonfly": ("dragonfly", 1.0, "ecmp"),

@@ -1,13 +1,18 @@
-"""What a codec costs at each place of a split model: paired runs on real ranks, with and without it, and bytes."""
+"""What a codec costs at each place of a split model: paired runs on real ranks, with and without it, bytes, and steps
+on a slow link."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
+from tq.lab.net.crew import Crew
+from tq.lab.net.hosts import Lab, obstacle
 from tq.train import chunks
 from tq.train.crew import crew
 from tq.train.model.corpus import load
@@ -35,11 +40,18 @@ def _batch(data: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 
+def rate(step: int, steps: int) -> float:
+    """Learning rate: constant for half of the steps, then falling in a line to zero."""
+    return LR * min(1.0, 2 * (1 - step / steps))
+
+
 def _trained(place: str, bits: int | None, seed: int, steps: int, data: Tensor) -> dict[str, Any]:
     plan = Plan(**WHERE[place], bits={} if bits is None else {place: bits})
     job = Job(plan, CONFIG, MIXTURE if plan.ep > 1 else None, seed=seed, lr=LR)
     generator, sent = torch.Generator().manual_seed(seed), {}
     for step in range(steps):
+        for group in job.optimizer.param_groups:
+            group["lr"] = rate(step, steps)
         if step == 1:
             with counted() as traffic:
                 job.backward(*_batch(data, generator))
@@ -50,15 +62,20 @@ def _trained(place: str, bits: int | None, seed: int, steps: int, data: Tensor) 
     held_out, losses = torch.Generator().manual_seed(10_000), []  # the same batches for all runs
     for _ in range(8):
         losses.append(job.mean_loss(job.backward(*_batch(data, held_out))))
-    digest = sum(float(p.detach().double().sum()) for _, p in job.named()) if plan.dp > 1 and plan.ep == 1 else 0.0
-    return {"loss": sum(losses) / len(losses), "sent": sent, "digest": digest}
+    return {"loss": sum(losses) / len(losses), "sent": sent}
 
 
-def on_rank(folder: Path, place: str, bits: list[int], seed: int, steps: int) -> dict[str, Any]:
-    """On a rank of a crew: one run without a codec and one of each width."""
-    data = load("stdlib", max_bytes=1_000_000).train
-    data = torch.as_tensor(data)
-    return {str(b): _trained(place, b, seed, steps, data) for b in [None, *bits]}
+def _data() -> Tensor:
+    return torch.as_tensor(load("stdlib", max_bytes=1_000_000).train)
+
+
+def on_rank(folder: Path, places: list[str], bits: list[int], seed: int, steps: int) -> dict[str, Any]:
+    """On a rank of a crew: one run without a codec, and one of each place and width."""
+    data = _data()
+    found: dict[str, Any] = {"fp32": _trained(places[0], None, seed, steps, data)}
+    for place in places:
+        found[place] = {str(b): _trained(place, b, seed, steps, data) for b in bits}
+    return found
 
 
 def _summed(ranks: list[dict[str, float]]) -> dict[str, float]:
@@ -78,17 +95,72 @@ def _times(place: str, before: dict[str, float], after: dict[str, float]) -> flo
     return before[operation] / after[operation]
 
 
+def together() -> list[list[str]]:
+    """Places of the same layout, which share the run without a codec."""
+    groups: list[list[str]] = []
+    for place, layout in WHERE.items():
+        twin = next((group for group in groups if WHERE[group[0]] == layout), None)
+        groups.append([place]) if twin is None else twin.append(place)
+    return groups
+
+
 def gaps(task: dict[str, Any], device: str = "cpu") -> dict[str, Any]:
-    """Loss gaps in nats and bytes saved of one place and seed, by width.
+    """{"fp32": loss in nats without a codec, place: {"gap": nats by width, "times_fewer": bytes saved by width}}.
 
     Args:
-        task: place (of ``WHERE``), bits (a list), seed, steps.
+        task: places (of ``WHERE``, with the same layout), bits (a list), seed, steps.
+        device: "cpu".
+
+    Raises:
+        ValueError: if the layouts of the places differ.
+    """
+    if any(WHERE[place] != WHERE[task["places"][0]] for place in task["places"]):
+        raise ValueError(f"places must have the same layout, got {task['places']}")
+    found = crew("tq.lab.layout_gaps:on_rank", 2, 900.0, **task)
+    before, fp32 = _summed([each["fp32"]["sent"] for each in found]), found[0]["fp32"]["loss"]
+    result: dict[str, Any] = {"fp32": fp32}
+    for place in task["places"]:
+        sent = {b: _summed([each[place][b]["sent"] for each in found]) for b in found[0][place]}
+        result[place] = {
+            "gap": {b: each["loss"] - fp32 for b, each in found[0][place].items()},
+            "times_fewer": {b: _times(place, before, each) for b, each in sent.items()},
+        }
+    return result
+
+
+def step_seconds(place: str, bits: int | None, steps: int) -> list[float]:
+    """On a rank of a laboratory's crew: seconds of each training step after the first."""
+    torch.set_num_threads(1)
+    plan = Plan(**WHERE[place], bits={} if bits is None else {place: bits})
+    job = Job(plan, CONFIG, MIXTURE if plan.ep > 1 else None, lr=LR)
+    data, generator, found = _data(), torch.Generator().manual_seed(0), []
+    for _ in range(steps + 1):
+        batch = _batch(data, generator)
+        dist.barrier()
+        began = time.perf_counter()
+        job.backward(*batch)
+        job.update()
+        found.append(time.perf_counter() - began)
+    return found[1:]
+
+
+def on_link(task: dict[str, Any], device: str = "cpu") -> dict[str, Any] | None:
+    """{place: {width, or "fp32": seconds of each step, of the slower rank}} of two hosts on a shaped link.
+
+    None where this machine allows no such hosts.
+
+    Args:
+        task: rate_mbit (of each host's link, 1e6 bit/s), places, bits (a list), steps.
         device: "cpu".
     """
-    found = crew("tq.lab.layout_gaps:on_rank", 2, 900.0, **task)
-    sent = {bits: _summed([each[bits]["sent"] for each in found]) for bits in found[0]}
-    return {
-        "fp32": found[0]["None"]["loss"],
-        "gap": {str(b): found[0][str(b)]["loss"] - found[0]["None"]["loss"] for b in task["bits"]},
-        "times_fewer": {str(b): _times(task["place"], sent["None"], sent[str(b)]) for b in task["bits"]},
-    }
+    if obstacle() is not None:
+        return None
+    found: dict[str, Any] = {}
+    with Lab(2, rate_mbit=task["rate_mbit"]) as lab, Crew(lab) as ranks:
+        for place in task["places"]:
+            found[place] = {}
+            for bits in (None, *task["bits"]):
+                each = ranks.call(step_seconds, place=place, bits=bits, steps=task["steps"])
+                slower = [float(max(pair)) for pair in zip(*each, strict=True)]
+                found[place]["fp32" if bits is None else str(bits)] = slower
+    return found

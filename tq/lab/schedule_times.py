@@ -99,7 +99,8 @@ def _loss(out: Tensor, target: Tensor) -> Tensor:
 def on_rank(
     folder: Path, names: list[str], micro: int, waits: list[float], steps: int, orders: dict[str, Any]
 ) -> dict[str, Any]:
-    """On a rank of a crew: {name: when each step began and ended on a clock that all ranks share, and the order}."""
+    """On a rank of a crew: {name: when each step began and ended on a clock that all ranks share, the order, and its
+    overlapped passes}."""
     ranks, rank, found = dist.get_world_size(), dist.get_rank(), {}
     x, y = torch.zeros(micro, WIDTH), torch.ones(micro, WIDTH)
     for name in names:
@@ -118,22 +119,24 @@ def on_rank(
             arguments = {"target": y, "losses": []} if ranks * chunks - 1 in held else {}
             run.step(*((x,) if 0 in held else ()), **arguments)
             times.append([began, time.perf_counter()])
-        order = orders[name] if name in orders else pipeline.order_of(run)
-        found[name] = {"times": times[1:], "order": order}
+        ours = name in orders
+        order, late = (orders[name], []) if ours else (pipeline.order_of(run), pipeline.overlapped_of(run))
+        found[name] = {"times": times[1:], "order": order, "late": late}
     return found
 
 
-def cost_of(waits: list[float], stages: int, chunks: int = 1, action: float = 0.0) -> Cost:
+def cost_of(waits: list[float], stages: int, chunks: int = 1, action: float = 0.0, message: float = 0.0) -> Cost:
     """What the simulator is told of stages that wait: the first one's I is nothing, its W the whole backward pass.
 
     Args:
         waits: seconds of F, I and W of a rank's whole share of the model.
         stages: of the pipeline. chunks: stages of a rank; each waits its part.
-        action: seconds of dispatch per action.
+        action: seconds of dispatch per action. message: the same, of passes that receive or send.
     """
     forward, inputs, weights = (seconds / chunks for seconds in waits)
     rest = stages - 1
-    return Cost(forward, [0.0, *[inputs] * rest], [inputs + weights, *[weights] * rest], action=action)
+    own_weights = [inputs + weights, *[weights] * rest]
+    return Cost(forward, [0.0, *[inputs] * rest], own_weights, action=action, message=message)
 
 
 def _simulated(order: Order, waits: list[float], chunks: int, action: float) -> float:
@@ -162,10 +165,12 @@ def _orders(names: list[str], ranks: int, micro: int, waits: list[float]) -> dic
 
 
 def times(task: dict[str, Any], device: str = "cpu") -> dict[str, Any]:
-    """{"action": seconds of dispatch fitted on 1F1B, "steps": {name: seconds of each step}, "simulated": {name: seconds
-    with that dispatch}, "plain": {name: seconds without}}.
+    """Steps, and what the simulator says of them: {"action": seconds of dispatch, fitted on 1F1B; "steps": {name:
+    seconds of each step}; and {name: seconds} in three ways}.
 
-    A step lasts from the first rank's start to the last rank's end.
+    "plain" has no dispatch. "simulated" adds the fitted one to every action. "refined" adds the same number to those
+    that exchange messages, F, I and B, and lets the first of two overlapped passes send after both, as PyTorch's
+    runtime does. On 1F1B the two are the same. A step lasts from the first rank's start to the last rank's end.
 
     Args:
         task: ranks, micro (micro-batches), waits (seconds of F, I and W of a rank), steps, and names of ``KINDS``, 1F1B
@@ -189,10 +194,12 @@ def times(task: dict[str, Any], device: str = "cpu") -> dict[str, Any]:
     }
     ran = {name: [[Action(*a) for a in actions] for actions in found[0][name]["order"]] for name in names}
     action = fitted(ran[FITTED], waits, statistics.median(steps[FITTED]))
-    chunks = {name: KINDS[name][1] for name in names}
-    return {
-        "action": action,
-        "steps": steps,
-        "simulated": {name: _simulated(ran[name], waits, chunks[name], action) for name in names},
-        "plain": {name: _simulated(ran[name], waits, chunks[name], 0.0) for name in names},
-    }
+    late = {name: [Action(*a) for a in found[0][name]["late"]] for name in names}
+    result: dict[str, Any] = {"action": action, "steps": steps, "simulated": {}, "refined": {}, "plain": {}}
+    for name in names:
+        chunks = KINDS[name][1]
+        result["simulated"][name] = _simulated(ran[name], waits, chunks, action)
+        result["plain"][name] = _simulated(ran[name], waits, chunks, 0.0)
+        cost = cost_of(waits, ranks * chunks, chunks, message=action)
+        result["refined"][name] = simulate(ran[name], cost, late=late[name]).makespan
+    return result

@@ -331,6 +331,17 @@ def model_of_the_book(tmp: Path) -> None:
     check(len(m.parameter_groups(trained, 0.1)) == 2 and "tiny" in m.PRESETS)
 
 
+def streamed(tmp: Path) -> None:
+    from tq.train import model as m
+    from tq.train.stream import StreamedTrainer
+
+    shape, corpus = m.GPTConfig(layers=2, hidden=16, heads=2, vocab=256, seq=16), m.load("stdlib", max_bytes=200_000)
+    place = tmp / "streamed"
+    place.mkdir()
+    with StreamedTrainer(shape, corpus, m.TrainConfig(steps=2, batch=2), place, impl="reference") as trainer:
+        check(len(trainer.train(progress=False)) == 2)
+
+
 def inference(tmp: Path) -> None:
     """Weights of a model in few bits by GPTQ, kept, decoded as they are stored; its keys and values in few bits."""
     from tq import Codec
@@ -701,8 +712,8 @@ def commands_of_economics(tmp: Path) -> None:
 
 DOORS: tuple[Door, ...] = (
     package, codec, formats, kernels, lossless, optimizer_state, offloading, activations, planned, diloco,
-    model_of_the_book, inference, checkpoints, checkpoint_commands, systems, calculators, commands_of_economics,
-    lines_of_the_readme,
+    model_of_the_book, streamed, inference, checkpoints, checkpoint_commands, systems, calculators,
+    commands_of_economics, lines_of_the_readme,
 )  # fmt: skip
 
 

@@ -42,6 +42,7 @@ DOORS: dict[str, list[str] | None] = {
     "tq.train.activations": ["Report", "compress_activations"],
     "tq.train.planned": ["compress_activations", "plan_activations"],
     "tq.train.recompute": ["CodedResults"],
+    "tq.train.stream": ["StreamedTrainer"],
     "tq.train.linear": ["CompressedLinear", "linear", "replace_linears"],
     "tq.train.model": ALL,
     "tq.infer.weights": ["decoded", "load", "quantize", "save"],

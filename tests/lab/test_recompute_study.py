@@ -42,6 +42,16 @@ def test_segments_give_the_same_gradients() -> None:
     assert not any("forward" in block.__dict__ for block in model.blocks)
 
 
+def test_every_graph_of_the_knapsack_keeps_to_its_own_budget() -> None:
+    """Asked for after all are compiled, as it is done when methods take turns."""
+    shape = GPTConfig(**SHAPE)
+    made = study.compiled_forwards(shape, study.batch_of(shape, 2), (0.5, 0.25))
+    kept = {name: study.saved_bytes(model, forward) for name, (model, forward) in made.items()}
+    whole = kept[study.COMPILED]
+    assert 0.35 * whole < kept["torch knapsack 50%"] <= 0.55 * whole
+    assert 0.15 * whole < kept["torch knapsack 25%"] <= 0.3 * whole
+
+
 def test_methods_side_by_side() -> None:
     found = study.side_by_side(dict(shape=SHAPE, sequences=2, knapsack=[], repeats=1, seed=0))
     rows = found["rows"]

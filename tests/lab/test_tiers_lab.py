@@ -43,6 +43,9 @@ def test_tiles_save_bytes_and_lengthen_contexts() -> None:
     tiled_attention.tiled(q, k, v, two)
     assert one.peak == 2 * 512 * 512 * 4 and two.peak < one.peak / 20 and two.moved < one.moved
     assert tiled_attention.longest(1 << 26, 64, "tiled") > 8 * tiled_attention.longest(1 << 26, 64, "plain")
+    most = tiled_attention.longest(1 << 26, 64, "plain")
+    held = [4 * (4 * n * 64 + 2 * n * n) for n in (most, most + 1)]
+    assert held[0] <= 1 << 26 < held[1] and tiled_attention.longest(1, 64, "tiled") == 0
     with pytest.raises(ValueError, match="plain or tiled"):
         tiled_attention.longest(1, 1, "flash")
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 LINE = 64  # bytes
@@ -33,10 +34,11 @@ def _compiled() -> dict[str, Any]:
         return at
 
     @numba.njit(nogil=True, fastmath=True)
-    def total(x: Any) -> float:
+    def total(x: Any, rounds: int) -> float:
         found = 0.0
-        for i in range(len(x)):
-            found += x[i]
+        for _ in range(rounds):
+            for i in range(len(x)):
+                found += x[i]
         return found
 
     @numba.njit(nogil=True)
@@ -89,13 +91,9 @@ def read_bytes_per_s(nbytes: int) -> float:
     memory = _memory(nbytes, True).view(np.float64)
     memory[:] = 1.0
     run, rounds = _compiled()["total"], max(1, (1 << 26) // nbytes)
-    run(memory)
-
-    def work() -> None:
-        for _ in range(rounds):
-            run(memory)
-
-    return rounds * nbytes / _least(work, 3)
+    if run(memory, 2) != 2 * len(memory):
+        raise AssertionError("the rounds of a sum were not all done")
+    return rounds * nbytes / _least(lambda: run(memory, rounds), 3)
 
 
 def copy_bytes_per_s(nbytes: int) -> float:
@@ -151,21 +149,27 @@ def steps_up(sizes: list[int], latencies: list[float], times: float = 1.4) -> li
 
 
 def product_s(n: int, way: str, block: int = 64, seed: int = 0) -> tuple[float, float]:
-    """(seconds, largest relative error) of an fp32 product of order n: "naive", "blocked", or "library" (BLAS)."""
+    """(seconds, largest relative error) of an fp32 product of order n: "naive", "blocked", or "library" (the BLAS that
+    PyTorch calls), all on one thread."""
     rng = np.random.default_rng(seed)
     a, b = (rng.standard_normal((n, n), dtype=np.float32) for _ in range(2))
     c = np.empty_like(a)
     works: dict[str, Callable[[], Any]] = {
         "naive": lambda: _compiled()["naive"](a, b, c),
         "blocked": lambda: _compiled()["blocked"](a, b, c, block),
-        "library": lambda: np.matmul(a, b, out=c),
+        "library": lambda: torch.mm(torch.from_numpy(a), torch.from_numpy(b), out=torch.from_numpy(c)),
     }
     if way not in works:
         raise ValueError(f"way must be one of {', '.join(works)}; got {way!r}")
     if way != "library":  # compiled on something small
         small = np.zeros((2, 2), np.float32)
         _compiled()[way](*([small] * 3), *([1] if way == "blocked" else []))
-    took = _least(works[way], 1 if way == "naive" else 3)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        took = _least(works[way], 1 if way == "naive" else 3)
+    finally:
+        torch.set_num_threads(threads)
     exact = a.astype(np.float64) @ b
     return took, float(np.abs(c - exact).max() / np.abs(exact).max())
 

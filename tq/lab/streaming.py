@@ -12,20 +12,24 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")  # their stacks count
 FIELDS = ("layers", "hidden", "seq", "batch", "steps", "accumulate", "state", "clip", "inputs", "resident", "impl")
 
 
 def in_process(way: str, place: str, ceiling: int | None, timeout_s: float = 1800, **run: Any) -> dict[str, Any]:
-    """Runs "streamed" or "memory" in a fresh process; run: values for ``FIELDS``.
+    """Runs "forecast", "streamed", "measured" (both, one after the other) or "memory" in a fresh process.
+
+    run: values for ``FIELDS``.
 
     Returns:
         losses, digest of the weights, seconds of each step, most resident bytes; or ``refused``, the system's words.
     """
     job = json.dumps({"way": way, "place": place, "ceiling": ceiling, **run})
-    env = {**os.environ, "MALLOC_ARENA_MAX": "1", "OMP_NUM_THREADS": "1"}
+    env = {**os.environ, "MALLOC_ARENA_MAX": "1", **dict.fromkeys(THREADS, "1")}
     done = subprocess.run(
         [sys.executable, "-m", "tq.lab.streaming", job], capture_output=True, text=True, env=env, timeout=timeout_s,
         cwd=Path(__file__).resolve().parents[2],
@@ -36,16 +40,17 @@ def in_process(way: str, place: str, ceiling: int | None, timeout_s: float = 180
     return found
 
 
-def under_one_ceiling(folder: str, room: int = 8 << 20, **run: Any) -> dict[str, Any]:
+def under_one_ceiling(folder: str, room: int = 8 << 20, at_once: int = 1, **run: Any) -> dict[str, Any]:
     """The ceiling is what the forecast of a streamed run needs, and ``room`` bytes.
 
-    Streamed under it, in memory under it, and in memory without one: whether losses and weights agree bit for bit."""
+    Streamed under it, in memory under it, and in memory without one: whether losses and weights agree bit for bit.
+    at_once: of these three; above 1 their seconds say nothing."""
     need = in_process("forecast", folder, None, **run)
     ceiling = int(need["bytes"]) + room
-    with tempfile.TemporaryDirectory(dir=folder) as place:
-        streamed = in_process("streamed", place, ceiling, **run)
-    held = in_process("memory", folder, ceiling, **run)
-    free = in_process("memory", folder, None, **run)
+    with tempfile.TemporaryDirectory(dir=folder) as place, ThreadPoolExecutor(at_once) as pool:
+        sides = (("streamed", place, ceiling), ("memory", folder, ceiling), ("memory", folder, None))
+        waiting = [pool.submit(in_process, *side, **run) for side in sides]
+        streamed, held, free = [side.result() for side in waiting]
     return {
         "ceiling": ceiling, "program": need["program"], "state": need["state"], "streamed": streamed,
         "memory_under_it": held, "memory": free,
@@ -54,11 +59,9 @@ def under_one_ceiling(folder: str, room: int = 8 << 20, **run: Any) -> dict[str,
 
 
 def forecast_and_measured(folder: str, **run: Any) -> dict[str, Any]:
-    """Seconds of a step as forecast, and as a streamed run then took (median but for the first two)."""
+    """Seconds of a step as forecast, and as a streamed run then took; or ``refused``."""
     with tempfile.TemporaryDirectory(dir=folder) as place:
-        need = in_process("forecast", place, None, measure=True, **run)
-        found = in_process("streamed", place, None, **run)
-    return {"forecast": need, "measured": found}
+        return in_process("measured", place, None, measure=True, **run)
 
 
 # --- inside the process ---
@@ -184,6 +187,9 @@ def main(text: str) -> None:
 
         resource.setrlimit(resource.RLIMIT_DATA, (job["ceiling"], job["ceiling"]))
     corpus = load("stdlib", max_bytes=1_000_000)
+    if job["way"] == "measured":
+        print(json.dumps({"forecast": _forecast(job), "measured": _streamed(job, corpus)}))
+        return
     found = (_streamed if job["way"] == "streamed" else _memory)(job, corpus)
     lines = Path("/proc/self/status").read_text().splitlines()
     most = next((int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:")), 0)

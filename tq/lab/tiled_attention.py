@@ -67,13 +67,18 @@ def tiled(q: Tensor, k: Tensor, v: Tensor, traffic: Traffic, rows: int = 64, col
 
 
 def longest(budget: int, head_size: int, way: str, element: int = 4) -> int:
-    """The most tokens, a power of two, whose q, k, v, output and what is held of their scores fit in so many bytes."""
+    """The most tokens whose q, k, v, output and what is held of their scores fit in so many bytes; 0 if none do."""
     if way not in ("plain", "tiled"):
         raise ValueError(f"way must be plain or tiled, got {way!r}")
-    tokens = 1
-    while True:
-        n = 2 * tokens
+
+    def fits(n: int) -> bool:
         held = 2 * n * n if way == "plain" else 2 * 64 * 64 + 64 * head_size
-        if element * (4 * n * head_size + held) > budget:
-            return tokens
-        tokens = n
+        return element * (4 * n * head_size + held) <= budget
+
+    low, high = 0, 1
+    while fits(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low

@@ -11,6 +11,8 @@ RESULTS = {
         "scaling/n-star": 40.0, "cost/barrier": 0.16, "cost/message": 0.47, "cost/rollback": 0.21,
         "barrier/normal/over-theory": 1.01, "barrier/exponential/over-theory": 0.99,
         "step-over-synchronous/for-good/one-backup-rank": 0.35, "waits/24576/2-percent": 0.075,
+        "speedup/for-good/one-backup-rank": 2.5, "speedup/sudden/one-backup-rank": 1.2,
+        "speedup/for-good/staleness-4": 0.9, "speedup/sudden/staleness-4": 0.8,
         "dgc/message": 500.0, "dgc/fewer/64": 20.8, "gap/dgc-sgd": 0.002, "gap/dgc": 0.2,
     },
     rules.TRAFFIC: SHARES,
@@ -33,6 +35,9 @@ TURNS: list[s.Turn] = [
     ("S3-077", {}, N),
     ("S3-077", {"waits/405b/ib-ndr/all": 0.6}, P),
     ("S3-077", LARGE, F),
+    ("S4-126", {}, P),
+    ("S4-126", {"speedup/for-good/staleness-4": 1.1, "speedup/sudden/staleness-4": 1.1}, F),
+    ("S4-126", {"speedup/sudden/one-backup-rank": 0.9}, N),
 ]
 
 test_each_rule_follows_the_results, test_every_rule_is_turned_and_waits_for_its_results = s.result_tests(

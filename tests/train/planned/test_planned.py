@@ -110,6 +110,7 @@ def test_random_plans_with_codes_keep_what_they_say(gpt: Any) -> None:
 
 def test_codes_are_unbiased_through_linear_layers() -> None:
     """Means of 200 rotations lie within four standard errors in all but one in a thousand elements."""
+    torch.manual_seed(0)  # of 512 elements one beyond four errors fails, which one draw in thirty has
     model, x = nn.Sequential(nn.Linear(64, 64, bias=False), nn.Linear(64, 8, bias=False)), torch.randn(64, 64)
     target = torch.randn(64, 8)
     priced = quick(model, (x,), loss=lambda y: (y * target).sum(), bits=(4,))

@@ -51,7 +51,7 @@ MEASURING = (
     "compressed-adamw", "gradient-codes", "published-rule", "gap-trends", "loss-at-scale", "activation-memory",
     "optimizer-state", "compressed-allreduce", "data-parallel-training", "scaling-out", "offload-and-single-gpu",
     "weight-quantization", "kv-cache", "checkpoints-and-failures", "recompute-planner", "parallelism",
-    "network-topology", "synchronisation",
+    "network-topology", "synchronisation", "memory-hierarchy",
 )  # fmt: skip
 
 SEEDS = {

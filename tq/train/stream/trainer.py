@@ -383,7 +383,7 @@ class StreamedTrainer:
 
     @torch.no_grad()
     def evaluate(self, batches: int = 8, split: str = "valid") -> float:
-        """Mean loss over fixed batches, as ``Trainer.evaluate``; each layer is read once for all of them."""
+        """Mean loss over fixed batches of a split, as ``Trainer.evaluate``; each layer is read once for all of them."""
         if batches < 1:
             raise ValueError(f"batches must be positive, got {batches!r}")
         given = [self.corpus.batch(i, self.config.batch, self.seq, EVALUATION_SEED, split) for i in range(batches)]

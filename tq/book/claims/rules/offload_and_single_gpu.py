@@ -6,7 +6,7 @@ from tq.book.claims import ledger
 from tq.book.claims.formulas import NF4_DQ, STORED, Formula, Free, RangeFormula
 from tq.book.claims.ledger import NOT_CHECKABLE, Claim, Finding, Results, Rule, found
 from tq.book.claims.words import Check, compare, in_part
-from tq.systems import Layout, Transformer, caching, memory, offload
+from tq.systems import Layout, Transformer, memory, offload
 from tq.systems.offload import Place, Plan
 
 CHAPTER = "offload-and-single-gpu"
@@ -109,11 +109,6 @@ def _years(parameters: float, tokens: float) -> float:
 def _months_of_a_drive(step_s: float) -> float:
     """That 1,200 TB of endurance last if 12 bytes per parameter of 100B are written each step."""
     return 1200e12 / (12 * 100e9) * step_s / 86400 / 30.4
-
-
-def _loop(ratio: float, policy: str = "lru") -> float:
-    """Mean time of a read where 1.1 GB go in a circle through 1 GB and a miss takes so many times as long."""
-    return caching.slowdown(caching.loop_miss_share(1.1, 1.0, policy), ratio)
 
 
 def _paged(tokens: float) -> float:
@@ -219,15 +214,6 @@ RULES: dict[str, Rule] = {
         says="A drive with 1,200 TB endurance is modelled to last 1 to 12 months with a 100B model in steps of "
         "{low:,.0f} to {high:,.0f} tokens. In steps of 65,536 tokens it lasts {0:.1f} months.",
         would_change="States that stay in memory, so that drives are only read.",
-    ),
-    "S3-036": Free(
-        "1 + (ratio - 1) * share of misses, for a loop over 1.1 GB through 1 GB", of=_loop, over=(2, 10_000),
-        usual=100,
-        name="ratios of slow to fast access time", confidence="medium", claimed=(100.0, 100.0), within=0.1,
-        conditions=lambda: {"with the best eviction": _loop(100, "best")},
-        says="A loop over 1.1 GB is modelled to run {0:.0f} times slower if misses take 100 times as long and eviction "
-        "is least recently used. With the best eviction it runs {1:.0f} times slower.",
-        would_change="A reading order that reuses what was just read.",
     ),
     "S3-052": Formula(
         "16 bytes per parameter over the 2 that stay on the GPU, or the printed 13e9 / 1.4e9 parameters",

@@ -106,10 +106,31 @@ def sparse_gradients(claim: Claim, results: Results) -> Finding:
     return found(claim, checks, text, "A larger model, or more steps after the warm-up.", "medium")
 
 
+def mitigations(claim: Claim, results: Results) -> Finding:
+    """Reproduced if going on without the slowest of ranks and asynchronous updates both reach the loss sooner than
+    waiting does, against a rank that is slow for good and against sudden delays. A part holds if one of the two does.
+    Replacing a rank was not raced."""
+    ways = {"without the slowest": "one-backup-rank", "asynchronous": "staleness-4"}
+    said = {
+        way: [results(CHAPTER, f"speedup/{kind}/{key}") for kind in ("for-good", "sudden")] for way, key in ways.items()
+    }
+    checks = [compare(f"times as fast as waiting, {way}", min(each), 1.0, unit="x") for way, each in said.items()]
+    both = Check(" and ".join(check.text for check in checks), all(check.holds for check in checks))
+    first, second = said.values()
+    text = (
+        f"Measured on real ranks: without the slowest the loss is reached {first[0]:.2f} (slow for good) and "
+        f"{first[1]:.2f} times as fast (sudden delays), with updates up to four steps late {second[0]:.2f} and "
+        f"{second[1]:.2f} times. Replacing ranks was not raced."
+    )
+    change = "A race in which asynchronous updates have a tuned optimizer of their own."
+    return found(claim, (both, *map(in_part, checks)), text, change, "medium")
+
+
 RULES: dict[str, Rule] = {
     "S3-023": negative_scaling,
     "S3-024": three_costs,
     "S3-025": slowest_decides,
     "S3-029": sparse_gradients,
     "S3-077": dominate,
+    "S4-126": mitigations,
 }

@@ -1,0 +1,84 @@
+"""Rules over the edge of fast memory, over transfers that hide, and over what attention keeps."""
+
+from __future__ import annotations
+
+from tq.book.claims.ledger import Claim, Finding, Results, Rule, found
+from tq.book.claims.words import Check, compare, in_part, shown
+from tq.systems import caching
+
+CHAPTER = "memory-hierarchy"
+BLOCKS = {"4kib": "4 KiB", "64kib": "64 KiB", "4mib": "4 MiB"}
+FULL_SPEED = 1.25  # times a hit, below which a set counts as read at full speed: repeats of a hit differ by a tenth
+HIDDEN = 1.15  # times a step in memory, up to which transfers count as hidden
+MODEL = "1 + (ratio - 1) * share of misses, for a loop over 1.1 GB through 1 GB"
+LENGTHS = (1024, 2048, 4096, 8192, 16_384)
+
+
+def hundredfold(claim: Claim, results: Results) -> Finding:
+    """Reproduced if for some block size a set of 0.9 of the capacity is read at full speed (at most 1.25 times a hit)
+    and one of 1.1 of it takes the claimed number of times as long, or more. A part holds if one takes ten times. Until
+    that is recorded: if a loop over 1.1 GB through 1 GB under LRU is modelled to take it where a miss costs 100 hits.
+    """
+    least = claim.bounds()[0]
+    ends = [f"cliff/{name}/cyclic/lru/{ratio}" for ratio in ("0.9", "1.1") for name in BLOCKS]
+    recorded = results.if_recorded(CHAPTER, *ends, "cliff/4mib/cyclic/belady/1.1")
+    would_change = "A fast and a slow memory, a block size and an order of reading."
+    if recorded is None:
+        slow, best = (caching.slowdown(caching.loop_miss_share(1.1, 1.0, policy), 100) for policy in caching.POLICIES)
+        text = (
+            f"A loop over 1.1 GB is modelled to run {slow:.0f} times slower if misses take 100 times as long and "
+            f"eviction is least recently used. With the best eviction it runs {best:.0f} times slower."
+        )
+        return found(claim, [compare("times slower", slow, least)], text, would_change, "medium", MODEL)
+    within, past = recorded[:3], recorded[3:6]
+    checks = [
+        Check(
+            f"blocks of {label}: {shown(beyond)} times a hit past the edge, {shown(inside)} before it "
+            f"(required: at least {shown(least)} and at most {FULL_SPEED})",
+            beyond >= least and inside <= FULL_SPEED,
+        )
+        for label, inside, beyond in zip(BLOCKS.values(), within, past, strict=True)
+    ]
+    checks.append(in_part(compare("times a hit, at most", max(past), 10.0)))
+    each = [f"{slow:.0f} ({label})" for label, slow in zip(BLOCKS.values(), past, strict=True)]
+    text = (
+        f"A scan of 1.1 times the capacity under LRU is measured to take {', '.join(each)} times a hit, by block "
+        f"size. With the best eviction and 4 MiB blocks it takes {recorded[6]:.1f} times."
+    )
+    return found(claim, checks, text, would_change, "medium")
+
+
+def recomputation_hides(claim: Claim, results: Results) -> Finding:
+    """Reproduced if a step that computes blocks again while it reads layers from a drive takes at most 1.15 times the
+    same step in memory, at 128 and at 512 tokens. A part holds if it does at 512."""
+    short, long = (results(CHAPTER, f"stream/{tokens}/24/fp32/over-memory") for tokens in (128, 512))
+    checks = (
+        compare("times a step in memory, 128 tokens", short, most=HIDDEN),
+        compare("times a step in memory, 512 tokens", long, most=HIDDEN),
+        in_part(compare("times a step in memory, 512 tokens", long, most=HIDDEN)),
+    )
+    text = (
+        f"With 24 layers read from a drive while blocks are computed again, a step is measured to take {long:.2f} "
+        f"times one in memory at 512 tokens, {short:.2f} times at 128. A CPU computed; no GPU was used."
+    )
+    return found(claim, checks, text, "A trace of recomputation on a GPU that runs while a fetch does.", "medium")
+
+
+def longer_contexts(claim: Claim, results: Results) -> Finding:
+    """Reproduced if the bytes that 4,096 tokens keep in a layer of Llama 2 7B with plain attention hold the claimed
+    number of times as many tokens with fused attention. A part holds if another length from 1,024 to 16,384 does."""
+    gains = {tokens: results(CHAPTER, f"context/layer/{tokens}") for tokens in LENGTHS}
+    checks = [compare("times as many tokens, from 4,096", gains[4096], *claim.bounds())]
+    checks += [
+        in_part(compare(f"times as many tokens, from {tokens:,}", gain, *claim.bounds()))
+        for tokens, gain in gains.items() if tokens != 4096
+    ]  # fmt: skip
+    text = (
+        "In the bytes of plain attention a layer of Llama 2 7B is computed to keep "
+        + ", ".join(f"{gains[tokens]:.1f}" for tokens in (2048, 4096, 8192))
+        + " times as many tokens with fused attention, from 2,048, 4,096 and 8,192 tokens. No length is named."
+    )
+    return found(claim, checks, text, "The context length behind the fivefold figure.", "medium")
+
+
+RULES: dict[str, Rule] = {"S1-036": recomputation_hides, "S3-036": hundredfold, "S3-048": longer_contexts}

@@ -158,7 +158,8 @@ def _continued(place: str, bits: int | None, seed: int, steps: int, data: Tensor
 
 def on_rank_continued(folder: Path, bits: int, seed: int, before: int, steps: int) -> dict[str, Any]:
     """On a rank of a crew: {place: loss with a codec less that without}, all places, from weights of one process."""
-    data, found, starts = _data(), {}, {}
+    data, starts = _data(), {}
+    found: dict[str, float] = {}
     for mixture in (None, MIXTURE):
         file = folder / f"start-{mixture is not None}.pt"
         if dist.get_rank() == 0:

@@ -6,7 +6,7 @@ import pytest
 
 from tests.book import helpers as h
 from tests.book.rules import scaffold as s
-from tests.book.rules.scaffold import F, N
+from tests.book.rules.scaffold import F, N, P
 from tq.book.claims import ledger
 from tq.book.claims.rules import parallelism as rules
 
@@ -24,6 +24,22 @@ BY_HAND = {
     "S4-062": (1.5,),
 }  # fmt: skip
 
+RESULTS = {
+    rules.CHAPTER: {
+        "idle/gpipe/4": 0.45, "idle/gpipe/8": 0.3, "idle/gpipe/16": 0.18,
+        "idle/1f1b/4": 0.44, "idle/1f1b/8": 0.29, "idle/1f1b/16": 0.17,
+    },
+}  # fmt: skip
+TURNS: list[s.Turn] = [
+    ("S4-121", {}, P),
+    ("S4-121", {"idle/1f1b/16": 0.1}, F),
+    ("S4-121", {"idle/gpipe/8": 0.17}, N),
+    ("S4-121", {"idle/1f1b/8": 0.44}, N),
+]
+
+test_each_rule_follows_the_results, test_every_rule_is_turned_and_waits_for_its_results = s.result_tests(
+    rules, RESULTS, TURNS, apart=("S4-047", "S4-048")
+)
 test_each_formula_comes_to, test_every_formula_is_worked_out = s.formula_tests(rules, BY_HAND)
 
 #: source, model, billions of parameters, tensor and pipeline ways. The last five do not count: a model that was there
@@ -42,7 +58,7 @@ def runs(root: Path, *changed: str) -> None:
 
 
 def test_all_other_rules_are_formulas() -> None:
-    assert s.over_results(rules) == {"S4-047", "S4-048"}
+    assert s.over_results(rules) == {"S4-047", "S4-048", "S4-121"}
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from tq.book.claims.formulas import Figure, Formula, Free, RangeFormula
-from tq.book.claims.ledger import NOT_MEASURED, PRINTED, Claim, Finding, Results, Rule, found, table
-from tq.book.claims.words import compare
+from tq.book.claims.ledger import MEASURED, NOT_MEASURED, PRINTED, Claim, Finding, Results, Rule, found, table
+from tq.book.claims.words import Check, compare
 from tq.systems import Layout, Transformer
 from tq.systems.pipeline import bubble_share
 from tq.systems.sharding import WEIGHTS, zero_bytes, zero_factor, zero_traffic
 
-MEMORY = "impact-memory"
+CHAPTER, MEMORY = "parallelism", "impact-memory"
+BUSY = 0.1  # idle share of a step up to which all devices count as busy
 REPLICA = Layout(tp=8, pp=16)  # of the document, and 16 experts
 EXPERTS = 16
 
@@ -53,6 +54,23 @@ def _typical(column: str, low: int, high: int, change: str) -> Rule:
         return found(claim, checks, text, change, "medium", "data/published_runs.csv", basis=PRINTED)
 
     return rule
+
+
+def micro_batches(claim: Claim, results: Results) -> Finding:
+    """Micro-batching holds if the idle share of a step on four ranks falls with each doubling from 4 to 16
+    micro-batches, under GPipe and 1F1B; 1F1B keeps all devices busy if its idle share with 16 is at most a tenth."""
+    idle = {name: [results(CHAPTER, f"idle/{name}/{m}") for m in (4, 8, 16)] for name in ("gpipe", "1f1b")}
+    falls = all(each[0] > each[1] > each[2] for each in idle.values())
+    checks = (
+        Check("idle share falls from 4 over 8 to 16 micro-batches, under GPipe and 1F1B", falls),
+        compare("idle share of 1F1B with 16 micro-batches", idle["1f1b"][2], most=BUSY),
+    )
+    text = (
+        f"On four ranks whose stages wait instead of compute, 1F1B idles {idle['1f1b'][0]:.0%} of a step with 4 "
+        f"micro-batches and {idle['1f1b'][2]:.0%} with 16. GPipe idles {idle['gpipe'][0]:.0%} and "
+        f"{idle['gpipe'][2]:.0%}: what 1F1B saves is memory."
+    )
+    return found(claim, checks, text, "A pipeline with many more micro-batches than stages.", "high", basis=MEASURED)
 
 
 def _experts() -> dict[str, Figure]:
@@ -134,4 +152,5 @@ RULES: dict[str, Rule] = {
         "all-gather the weights.",
         "A scheme that keeps the gathered weights between the passes.", "x", claimed=(1.01, 1e9), within=0.0,
     ),
+    "S4-121": micro_batches,
 }  # fmt: skip

@@ -150,8 +150,11 @@ def steps_up(sizes: list[int], latencies: list[float], times: float = 1.4) -> li
 
 
 def product_s(n: int, way: str, block: int = 64, seed: int = 0) -> tuple[float, float]:
-    """(seconds, largest relative error) of an fp32 product of order n: "naive", "reordered" (rows of one factor are added
-    to rows of the result, without blocks), "blocked", or "library" (PyTorch's BLAS), all on one thread."""
+    """(seconds, largest relative error) of an fp32 product of order n, on one thread.
+
+    way: "naive"; "reordered", where rows of one factor are added to rows of the result; "blocked", which does so in
+    blocks; "library", the BLAS that PyTorch calls.
+    """
     rng = np.random.default_rng(seed)
     a, b = (rng.standard_normal((n, n), dtype=np.float32) for _ in range(2))
     c = np.empty_like(a)

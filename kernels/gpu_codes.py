@@ -151,8 +151,8 @@ def multiply(
 def attend(
     q_KVD: Tensor, pages: Sequence[tuple[Tensor, Tensor, Tensor, Tensor]], counts: Sequence[int],
     bits: tuple[int, int], levels: tuple[Tensor, Tensor],
-) -> Tensor:  # fmt: skip
-    """Outputs in the rotated domain of values, fp32 [K, V, D]; arguments as of ``attention.attend``, on one GPU."""
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """As ``attention.attend``, on one GPU."""
     heads, vectors, size = q_KVD.shape
     assert vectors <= MOST and pages and all(b in BITS for b in bits)
     gpu._check(q_KVD, pages[0][0])
@@ -174,7 +174,8 @@ def attend(
     largest, total = stats.view(len(pages), heads, parts, width, 2).unbind(4)
     weight = (largest - largest.amax((0, 2), keepdim=True)).exp()
     joined = (sums.view(len(pages), heads, parts, width, size) * weight[..., None]).sum((0, 2))
-    return (joined / (total * weight).sum((0, 2))[..., None])[:, :vectors]
+    total = (total * weight).sum((0, 2))
+    return (joined / total[..., None])[:, :vectors], (largest.amax((0, 2)) + total.log())[:, :vectors]
 
 
 _SCALES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16}

@@ -74,8 +74,8 @@ class Fp8:
 
 @dataclass(frozen=True, eq=False)
 class FirstExact:
-    """Another code, of all tokens but the first, as KVQuant's (arXiv:2401.18079): the second stands in its place, so that the
-    first widens no group's range."""
+    """Another code, of all tokens but the first, as KVQuant's (arXiv:2401.18079): the second stands in its place, so
+    that the first widens no group's range."""
 
     code: Any
 

@@ -247,7 +247,8 @@ def communication_dominates(claim: Claim, results: Results) -> Finding:
     )
     text = (
         f"{NAMES[worst]} is modelled to wait for communication {_percent(fast[worst])} of its step at 400 Gbit/s per "
-        f"GPU. In {above} of {len(RUNS)} modelled runs communication takes half or more."
+        f"GPU, with one ring through one port of a node. In {above} of {len(RUNS)} modelled runs communication takes "
+        "half or more."
     )
     return found(claim, checks, text, claim.would_change, "medium")
 

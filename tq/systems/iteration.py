@@ -186,9 +186,12 @@ def tensor_parallel_s(at: Setting) -> Real:
     t = at.layout.tp
     if t == 1:
         return 0.0
-    inside = t <= at.cluster.node_gpus
-    rate, latency = (at.rates.intra, NVLINK_LATENCY_S) if inside else (at.rates.inter, at.cluster.latency_s)
-    once = 2 * (t - 1) / t * at.hidden_bytes / rate + 2 * np.log2(t) * latency
+    local = min(t, at.cluster.node_gpus)
+    once = 2 * (local - 1) / local * at.hidden_bytes / at.rates.intra + 2 * np.log2(local) * NVLINK_LATENCY_S
+    if t > local:  # between nodes each GPU carries its share through its own port
+        nodes = t / local
+        once = once + 2 * (nodes - 1) / nodes * at.hidden_bytes / local / at.rates.inter
+        once = once + 2 * np.log2(nodes) * at.cluster.latency_s
     spared = at.facts.stops_early and at.layout.recompute == "full"  # what follows the last product is not repeated
     return (at.passes * at.model.norms - spared) * once * at.efficiency.communication
 

@@ -238,6 +238,25 @@ def test_a_rank_that_dies_is_told_at_once(tmp_path: Path) -> None:
         assert seconds < 10
 
 
+def dies_before_the_group_is_made(rank: int, ranks: int) -> str:
+    if rank == 1:  # where the others already wait for it, in the store
+        dist.new_group = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+    began = time.monotonic()
+    try:
+        dist.all_reduce(torch.ones(10_000))
+    except Exception as error:
+        return f"{time.monotonic() - began:.1f} {type(error).__name__}: {error}"
+    return "no error"
+
+
+def test_a_rank_that_dies_while_the_group_for_coded_traffic_is_made(tmp_path: Path) -> None:
+    found = outcomes(3, tmp_path, dies_before_the_group_is_made, timeout_s=40, backend="tq")
+    assert found[1] == {}
+    for rank in (0, 2):
+        seconds, said = found[rank]["value"].split(maxsplit=1)
+        assert float(seconds) < 10 and said.startswith("GroupError: rank ") and "group for coded traffic" in said
+
+
 def mixed(rank: int, ranks: int) -> list[Tensor]:
     """Coded sums under way while others pass them on gloo's own connections, in an order of each rank's threads."""
     found = []

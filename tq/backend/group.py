@@ -9,6 +9,10 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any
 
 import torch
@@ -27,7 +31,8 @@ from tq.train.comm.pipeline import mean_over
 from tq.train.comm.plain import scatter_sums
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-_PROTOCOL = 1  # of what ranks send each other: ranks of another one are refused
+_MADE = (1 << 19) + 1  # tag of what ranks say of a group, above those that users take
+_PROTOCOL = 2  # of what ranks send each other: ranks of another one are refused
 FORWARDED = (
     "allgather", "allgather_coalesced", "alltoall", "barrier", "broadcast", "gather", "recv", "recv_anysource",
     "reduce", "reduce_scatter", "scatter", "send", "all_gather_single_coalesced",
@@ -213,10 +218,48 @@ class CodedGroup(dist.ProcessGroup):
         """For coded traffic; all ranks make it at the same call, and in the thread that calls."""
         if device.type not in self._own:
             backend = "nccl" if device.type == "cuda" else "gloo"
-            self._own[device.type] = dist.new_group(
-                self._ranks, self._timeout, backend, use_local_synchronization=True, group_desc="tq-coded"
-            )
+            more = {"use_local_synchronization": True, "group_desc": "tq-coded"}
+            self._own[device.type] = self._watched(partial(dist.new_group, self._ranks, self._timeout, backend, **more))
         return self._own[device.type]
+
+    def _watched(self, make: Callable[[], dist.ProcessGroup]) -> dist.ProcessGroup:
+        """What all ranks make together; GroupError at once if one of them dies before it has.
+
+        To make a group is to wait in the store, as long as the timeout, for a rank that will not come. So this is done
+        in a thread, and meanwhile each other rank is listened to, by a connection that its death would close.
+        """
+        ended: SimpleQueue[tuple[int, dist.ProcessGroup | Exception | None]] = SimpleQueue()
+        others = [rank for rank in range(self.size()) if rank != self.rank()]
+
+        def work() -> None:
+            made: dist.ProcessGroup | Exception
+            try:
+                made = make()
+            except Exception as error:  # noqa: BLE001
+                made = error
+            with suppress(RuntimeError):
+                for rank in others:
+                    self._plain.send([torch.zeros(1)], rank, _MADE).wait()
+            ended.put((self.rank(), made))
+
+        def listen(rank: int) -> None:
+            try:
+                self._plain.recv([torch.zeros(1)], rank, _MADE).wait()
+                ended.put((rank, None))
+            except RuntimeError as error:
+                ended.put((rank, error))
+
+        for call in (work, *(partial(listen, rank) for rank in others)):
+            Thread(target=call, daemon=True).start()
+        group: dist.ProcessGroup | None = None
+        for _ in range(self.size()):
+            rank, said = ended.get()
+            if isinstance(said, Exception):
+                number, first = self._ranks[rank], str(said).partition("\n")[0]
+                raise GroupError(f"rank {number} failed while the group for coded traffic was made: {first}", [number])
+            group = group or said
+        assert group is not None
+        return group
 
     def _started(self, run: Callable[[], Any]) -> Any:
         """Work of the group's thread; its error is raised where it is waited for."""

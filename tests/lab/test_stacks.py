@@ -179,6 +179,16 @@ def test_a_broken_group_is_told_on_all_ranks(kind: str) -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["told"] == found["asked"] and found["s"] < 10, found
+    taken = {"two_hooks": failures.EXACT, "two_warmups": found["at"], "two_codecs": 0, "two_versions": 0}
+    assert set(found["steps"]) == {taken[kind]} if kind in taken else max(found["steps"]) >= found["at"] - 1, found
+
+
+def test_kills_are_drawn_among_exact_and_quantized_steps() -> None:
+    found = [failures.drawn("rank_dies", seed) for seed in range(40)]
+    assert found == [failures.drawn("rank_dies", seed) for seed in range(40)]
+    ranks, steps, moments = (set(each) for each in zip(*found, strict=True))
+    assert ranks == {0, 1, 2} and len(steps) > 10 and len(moments) == 40
+    assert min(steps) < failures.EXACT <= max(steps) < 2 * failures.EXACT
 
 
 @pytest.mark.parametrize("kind", exits.KINDS)  # the chapter runs them often

@@ -183,6 +183,23 @@ def test_a_broken_group_is_told_on_all_ranks(kind: str) -> None:
     assert set(found["steps"]) == {taken[kind]} if kind in taken else max(found["steps"]) >= found["at"] - 1, found
 
 
+@pytest.mark.parametrize(("starts", "ends", "told"), [(1.5, 0.0, 3), (0.0, 30.0, 0)])
+def test_ranks_are_waited_for_from_the_moment_that_something_is_wrong(starts: float, ends: float, told: int) -> None:
+    program = f"""
+import json, time
+from tq.lab.stacks import failures
+def slow(trial):
+    time.sleep({starts})  # as while kernels are compiled
+    trial.tell()
+    time.sleep({ends})
+    raise RuntimeError("of all ranks")
+failures.PATIENCE_S, failures.KINDS["slow"] = 1.0, slow
+print(json.dumps(failures.trial("slow", 0)))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=25, check=True)
+    assert json.loads(done.stdout.splitlines()[-1])["told"] == told
+
+
 def test_kills_are_drawn_among_exact_and_quantized_steps() -> None:
     found = [failures.drawn("rank_dies", seed) for seed in range(40)]
     assert found == [failures.drawn("rank_dies", seed) for seed in range(40)]

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,8 @@ from tq.quant.codec import Codec
 from tq.train.hooks import HookState, ddp_hook
 
 RANKS = 3
-PATIENCE_S = 60.0  # after it a trial counts as one that hangs
+PATIENCE_S = 60.0  # after something is wrong: a trial then counts as one that hangs
+START_S = 600.0  # until something is wrong: kernels that no cache holds are compiled in the first quantized step
 EXACT = 10  # first steps with exact sums; twice as many are taken, or more where a rank is to die
 MOMENT_S = 0.005  # a kill comes within this time after a step, wherever the rank is then
 
@@ -192,12 +193,7 @@ def trial(kind: str, seed: int) -> dict[str, Any]:
         (Path(folder) / "port").write_text(str(_free_port()))
         given = (kind, wrong, at, moment_s, folder)
         context = mp.start_processes(_rank, given, nprocs=RANKS, join=False, start_method="fork")
-        deadline = time.monotonic() + PATIENCE_S
-        for process in context.processes:
-            process.join(max(0.0, deadline - time.monotonic()))
-            if process.is_alive():
-                process.kill()
-        began = [found["at"] for rank in range(RANKS) if (found := _read(Path(folder) / f"wrong-{rank}"))]
+        began = _wait(Path(folder), context.processes)
         others = [rank for rank in range(RANKS) if not (kind in DEATHS and rank == wrong)]
         told = [found for rank in others if (found := _read(Path(folder) / f"told-{rank}")) and found["error"]]
     seconds = max((each["at"] for each in told), default=float("nan")) - max(began, default=float("nan"))
@@ -207,6 +203,20 @@ def trial(kind: str, seed: int) -> dict[str, Any]:
         "kind": kind, "seed": seed, "asked": len(others), "told": len(told), "s": seconds, "errors": errors,
         "at": at, "steps": steps, "exact": max(steps, default=0) < EXACT,
     }  # fmt: skip
+
+
+def _wait(folder: Path, ranks: Sequence[Any]) -> list[float]:
+    """When something was wrong, of the ranks that said so, once all processes have ended or ``PATIENCE_S`` is over."""
+    started, began = time.time(), []
+    while any(rank.is_alive() for rank in ranks):
+        time.sleep(0.02)
+        began = [found["at"] for rank in range(RANKS) if (found := _read(folder / f"wrong-{rank}"))]
+        if time.time() > (max(began) + PATIENCE_S if began else started + START_S):
+            break
+    for rank in ranks:
+        rank.kill()
+        rank.join()
+    return [found["at"] for rank in range(RANKS) if (found := _read(folder / f"wrong-{rank}"))]
 
 
 def _free_port() -> int:

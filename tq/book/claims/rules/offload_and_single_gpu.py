@@ -146,8 +146,9 @@ RULES: dict[str, Rule] = {
     "S1-009": Free(
         PAGED, of=_paged, over=(2**10, 2**24), usual=2**14, name="step sizes in tokens", unit="%",
         confidence="medium", see=CHAPTER,
-        says="Paging to a drive is modelled to add about 30 to 50% to steps of {low:,.0f} to {high:,.0f} tokens on a "
-        "4090. To steps of 16,384 tokens it adds {0:,.0f}%; no transfer overlaps here, and the model's size cancels.",
+        says="Paging to a drive is modelled to add 30 to 50%, give or take a tenth, to steps of {low:,.0f} to "
+        "{high:,.0f} tokens on a 4090. To steps of 16,384 tokens it adds {0:,.0f}%; no transfer overlaps here, and the "
+        "model's size cancels.",
         would_change="The tokens per step behind ZeRO-Infinity's figure.",
     ),
     "S1-015": Free(
@@ -205,13 +206,13 @@ RULES: dict[str, Rule] = {
         of=lambda billions: 6 * billions, over=(1, 1000), usual=100, name="model sizes in billion parameters",
         unit="GB", claimed=(10.0, 99.0), within=0.1, see=CHAPTER,
         says="A step is computed to page tens of gigabytes for models of {low:.1f} to {high:.0f} billion parameters. "
-        "For the document's 100 billion it pages {0:.0f} GB.",
+        "For the document's 100 billion, weights and gradients alone are {0:.0f} GB.",
         would_change="A statement of the period in which tens of gigabytes are paged.",
     ),
     "S1-032": Free(
         "1,200 TB of endurance / (12 bytes per parameter and step * 100e9)", of=_worn, over=(2**12, 2**24), usual=2**16,
         name="step sizes in tokens", unit="months", claimed=(1.0, 12.0), within=0.1, confidence="medium", see=CHAPTER,
-        says="A drive with 1,200 TB endurance is modelled to last 1 to 12 months with a 100B model in steps of "
+        says="A drive with 1,200 TB endurance is modelled to last about 1 to 12 months with a 100B model in steps of "
         "{low:,.0f} to {high:,.0f} tokens. In steps of 65,536 tokens it lasts {0:.1f} months.",
         would_change="States that stay in memory, so that drives are only read.",
     ),

@@ -118,3 +118,32 @@ def test_labels_of_lines_are_moved_apart() -> None:
     assert figures.problems(fig) == [] and away.xyann == (3.0, 2.0)
     heights = [label.xyann[1] for label in labels]
     assert heights == sorted(heights) and max(map(abs, heights)) < 40
+
+
+def test_a_column_of_labels_is_spread_and_joined_to_the_ends_of_the_lines() -> None:
+    fig, ax = figures.figure("half")
+    ax.set(yscale="log", xlim=(0, 4), ylim=(1e-3, 1), title="A message")
+    ends = [(2.0, 0.9 - 0.02 * k, f"line {k}", figures.BLUE) for k in range(5)] + [(1.0, 0.01, "alone", figures.INK)]
+    for x, y, _, colour in ends:
+        ax.plot([0, x], [0.5, y], color=colour)
+    texts = figures.label_column(ax, ends, 2.4)
+    assert [text.get_text() for text in texts] == ["alone", *(f"line {k}" for k in (4, 3, 2, 1, 0))]
+    assert figures.problems(fig) == []
+    heights = [text.get_position()[1] for text in texts]
+    assert heights == sorted(heights) and 0 < heights[0] and heights[-1] < 1
+    assert heights[0] == pytest.approx(1 / 3)  # one decade of three: no neighbour moves it
+    leaders = [note for note in ax.texts if isinstance(note, matplotlib.text.Annotation)]
+    assert [leader.xy for leader in leaders] == [(x, y) for x, y, *_ in sorted(ends, key=lambda end: end[1])]
+    assert [leader.xyann for leader in leaders] == [text.get_position() for text in texts]
+    assert figures.label_column(ax, [], 2.4) == []
+
+
+@pytest.mark.parametrize("wanted", ([0.5, 0.5, 0.5], [0.0, 0.01, 0.02], [0.1, 0.95, 1.0], [0.2, 0.4, 0.8]))
+def test_spread_heights_keep_their_distance_and_stay_inside(wanted: list[float]) -> None:
+    found = figures._spread(wanted, 0.1)
+    assert min(b - a for a, b in itertools.pairwise(found)) > 0.1 - 1e-9
+    assert found[0] >= 0.05 - 1e-9 and found[-1] <= 0.95 + 1e-9
+    if wanted == [0.2, 0.4, 0.8]:
+        assert found == pytest.approx(wanted)
+    if wanted[0] == wanted[-1]:
+        assert sum(found) == pytest.approx(sum(wanted))  # nearest: half of them up, half of them down

@@ -196,6 +196,51 @@ def label_line(
     return label
 
 
+def label_column(ax: Axes, ends: Sequence[tuple[float, float, str, str]], x: float, spacing: float = 1.3) -> list[Text]:
+    """Writes labels of lines in one column, spread where ends lie close, each joined to its line's end by a thin line.
+
+    Limits and scales of the axes, and the figure's titles, must be set before.
+
+    ends: (x, y, text, colour) of each line's end, x and y in data coordinates. x: of the column's left edge, in data
+    coordinates. spacing: least distance of two labels, in heights of a letter.
+    """
+    if not ends:
+        return []
+    fig = ax.get_figure(root=True)
+    assert fig is not None  # axes that were removed have none
+    _drawn(fig)  # a constrained layout gives axes their height here
+    to_axes = ax.transData + ax.transAxes.inverted()
+    order = sorted(ends, key=lambda end: float(to_axes.transform((end[0], end[1]))[1]))
+    wanted = [float(to_axes.transform((end[0], end[1]))[1]) for end in order]
+    left = float(to_axes.transform((x, order[0][1]))[0])
+    points = ax.get_window_extent().height * 72 / fig.dpi
+    gap = spacing * float(ax.xaxis.label.get_fontsize()) / points
+    made = []
+    for (x_end, y_end, text, tone), height in zip(order, _spread(wanted, gap), strict=True):
+        ax.annotate(
+            "", (x_end, y_end), xytext=(left, height), textcoords="axes fraction", annotation_clip=False,
+            arrowprops={"arrowstyle": "-", "color": tone, "linewidth": 0.6, "shrinkA": 1.0, "shrinkB": 4.0},
+        )  # fmt: skip
+        made.append(ax.text(left, height, text, transform=ax.transAxes, color=_readable(tone), ha="left", va="center"))
+    return made
+
+
+def _spread(wanted: Sequence[float], gap: float) -> list[float]:
+    """Heights nearest to ``wanted`` (ascending, parts of the axes) by least squares, ``gap`` apart and within the axes.
+
+    Without its share of gaps a height may only not fall: pools of neighbours take their mean.
+    """
+    pools: list[list[float]] = []  # sum and number
+    for i, height in enumerate(wanted):
+        pools.append([height - i * gap, 1.0])
+        while len(pools) > 1 and pools[-2][0] / pools[-2][1] >= pools[-1][0] / pools[-1][1]:
+            total, number = pools.pop()
+            pools[-1] = [pools[-1][0] + total, pools[-1][1] + number]
+    flat = [total / number for total, number in pools for _ in range(int(number))]
+    low, high = gap / 2, 1 - gap / 2 - (len(flat) - 1) * gap
+    return [i * gap + max(low, min(height, high)) for i, height in enumerate(flat)]
+
+
 def apart(fig: Figure) -> None:
     """Moves labels of ``label_line`` that overlap up and down, point by point, until none do or ``_MOVES`` are made."""
     from matplotlib.text import Annotation

@@ -133,8 +133,8 @@ def _kernel(key_bits: int, value_bits: int, vectors_: int, runs_: int, size_: in
 def attend(
     q_KVD: Tensor, pages: Sequence[tuple[Tensor, Tensor, Tensor, Tensor]], counts: Sequence[int],
     bits: tuple[int, int], levels: tuple[Tensor, Tensor],
-) -> Tensor:  # fmt: skip
-    """Outputs in the rotated domain of values, fp32 [K, V, D].
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Outputs in the rotated domain of values, fp32 [K, V, D], and the logarithm of the sum of exp(score), [K, V].
 
     q_KVD: queries, rotated as keys are, fp32; pages: of keys the payload [K, page, bytes] and the scales [K, page, 1],
     of values likewise; counts: tokens in each; bits, levels: of keys and of values. D is the block.
@@ -162,5 +162,6 @@ def attend(
     largest, total = stats.view(len(pages), heads, vectors, 2).unbind(3)
     weight = (largest - largest.amax(0)).exp()
     joined = (sums.view(len(pages), heads, vectors, block) * weight[..., None]).sum(0)
-    joined = joined / (total * weight).sum(0)[..., None]
-    return joined.view(heads, vectors, -1, RUN // LANES, LANES).transpose(3, 4).reshape(heads, vectors, block)
+    total = (total * weight).sum(0)
+    joined = (joined / total[..., None]).view(heads, vectors, -1, RUN // LANES, LANES).transpose(3, 4)
+    return joined.reshape(heads, vectors, block), largest.amax(0) + total.log()

@@ -19,6 +19,8 @@ import triton.language as tl
 from torch import Tensor
 
 from . import gpu
+from .gpu import _entries, _lookup
+from .gpu_adamw import _uploaded
 
 BITS = (2, 3, 4)
 MOST, VECTORS = 4, 8  # queries of one key/value head; vectors of a product
@@ -48,13 +50,6 @@ def _indices(p_words, first_R, there_R, BITS: tl.constexpr, B: tl.constexpr, R: 
 
 
 @triton.jit
-def _levels(p_levels, index_RB, L: tl.constexpr, R: tl.constexpr, B: tl.constexpr):
-    """Levels of codes, fp32 [R, B]."""
-    table = tl.load(p_levels + tl.arange(0, 32) % L)
-    return tl.reshape(tl.gather(table, tl.reshape(index_RB, [R * B]), 0), [R, B])
-
-
-@triton.jit
 def _product_kernel(
     p_payload, p_scale, p_x, p_levels, p_out, rows, N, BITS: tl.constexpr, B: tl.constexpr, V: tl.constexpr,
     R: tl.constexpr,
@@ -66,7 +61,7 @@ def _product_kernel(
     for n in range(N):
         block_R = row_R * N + n
         index_RB = _indices(p_payload, block_R * (B * BITS // 32), there_R, BITS, B, R)
-        level_RB = _levels(p_levels, index_RB, 2**BITS, R, B)
+        level_RB = _lookup(_entries(p_levels, 2**BITS), index_RB, 2**BITS, R, B)
         scale_R = gpu._float(tl.load(p_scale + block_R, mask=there_R, other=0.0))
         x_VB = tl.load(p_x + (tl.arange(0, V).to(tl.int64) * N + n)[:, None] * B + tl.arange(0, B)[None, :])
         sum_VRB = tl.fma((level_RB * scale_R[:, None])[None, :, :], x_VB[:, None, :], sum_VRB)
@@ -94,7 +89,7 @@ def _attend_kernel(
     p_scales = tl.load(p_pages + item * 4 + 3).to(tl.pointer_type(SCALE))
 
     index_TD = _indices(p_keys, token_T * (D * KEY_BITS // 32), there_T, KEY_BITS, D, T)
-    level_TD = _levels(p_key_levels, index_TD, 2**KEY_BITS, T, D)
+    level_TD = _lookup(_entries(p_key_levels, 2**KEY_BITS), index_TD, 2**KEY_BITS, T, D)
     scale_T = gpu._float(tl.load(p_key_scales + token_T, mask=there_T, other=0.0)) * factor
     x_VD = tl.load(p_x + (head * V + tl.arange(0, V))[:, None] * D + tl.arange(0, D)[None, :])
     score_VT = tl.sum(level_TD[None, :, :] * x_VD[:, None, :], 2) * scale_T[None, :]
@@ -103,7 +98,7 @@ def _attend_kernel(
     share_VT = tl.where(there_T[None, :], tl.exp(score_VT - largest_V[:, None]), 0.0)
 
     index_TD = _indices(p_values, token_T * (D * BITS // 32), there_T, BITS, D, T)
-    level_TD = _levels(p_levels, index_TD, 2**BITS, T, D)
+    level_TD = _lookup(_entries(p_levels, 2**BITS), index_TD, 2**BITS, T, D)
     scale_T = gpu._float(tl.load(p_scales + token_T, mask=there_T, other=0.0))
     sum_VD = tl.sum((share_VT * scale_T[None, :])[:, :, None] * level_TD[None, :, :], 1)
     first = (item * parts + part) * V + tl.arange(0, V)
@@ -156,8 +151,8 @@ def multiply(
 def attend(
     q_KVD: Tensor, pages: Sequence[tuple[Tensor, Tensor, Tensor, Tensor]], counts: Sequence[int],
     bits: tuple[int, int], levels: tuple[Tensor, Tensor],
-) -> Tensor:  # fmt: skip
-    """Outputs in the rotated domain of values, fp32 [K, V, D]; arguments as of ``attention.attend``, on one GPU."""
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """As ``attention.attend``, on one GPU."""
     heads, vectors, size = q_KVD.shape
     assert vectors <= MOST and pages and all(b in BITS for b in bits)
     gpu._check(q_KVD, pages[0][0])
@@ -179,16 +174,11 @@ def attend(
     largest, total = stats.view(len(pages), heads, parts, width, 2).unbind(4)
     weight = (largest - largest.amax((0, 2), keepdim=True)).exp()
     joined = (sums.view(len(pages), heads, parts, width, size) * weight[..., None]).sum((0, 2))
-    return (joined / (total * weight).sum((0, 2))[..., None])[:, :vectors]
+    total = (total * weight).sum((0, 2))
+    return (joined / total[..., None])[:, :vectors], (largest.amax((0, 2)) + total.log())[:, :vectors]
 
 
 _SCALES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16}
-
-
-def _uploaded(rows: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Numbers of the host on the device; nothing waits."""
-    made = torch.tensor(rows, dtype=dtype)
-    return made.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else made
 
 
 # --- without a GPU --------------------------------------------------------------------------------------------

@@ -2,7 +2,8 @@
 
 The theme preloads its icon fonts with `crossorigin`, which is an error for `file:` and of no use anywhere: the fonts
 are asked for without it a moment later. Thebe, which runs cells on a remote server, is switched off in _config.yml; its
-configuration is still written into each page, twice, and declares one constant two times.
+configuration is still written into each page, twice, and declares one constant two times. Source maps of the theme,
+over a megabyte that no reader asks for, are left out too.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ def on_finished(app: Sphinx, exception: Exception | None) -> None:
         cleaned = for_the_disk(text)
         if cleaned != text:
             page.write_text(cleaned, encoding="utf-8")
+    for source_map in Path(app.outdir, "_static").rglob("*.map"):
+        source_map.unlink()
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

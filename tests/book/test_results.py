@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -185,6 +186,16 @@ def test_a_piece_is_computed_once_under_the_same_sources_and_seed(root: Path) ->
     h.write(root / "notebooks/demo.ipynb", h.notebook("x = 2", name="demo"))
     results.chapter("demo", device="cpu", parameters={"n": 2}).piece("a", compute)
     assert len(calls) == 5
+
+
+def test_a_cell_may_ask_twice_for_one_piece_if_it_is_the_same_call(ch: results.Chapter) -> None:
+    def add(a: int, b: int) -> int:
+        return a + b
+
+    assert [ch.piece("sum", partial(add, 1, b=2)) for _ in range(2)] == [3, 3]
+    for other in (partial(add, 1, b=3), partial(add, 2, b=2), partial(max, 1, 2), lambda: 3):
+        with pytest.raises(ValueError, match="there is a piece of this name already"):
+            ch.piece("sum", other)
 
 
 def test_a_piece_refuses_what_could_not_be_loaded_and_a_name_twice(ch: results.Chapter) -> None:

@@ -68,6 +68,22 @@ def test_keys_with_a_large_mean_collapse_and_centring_cures_it(model: GPT) -> No
     assert found[False] > 100 * found[True]
 
 
+def test_keys_are_centred_and_balanced_and_the_first_token_is_kept_unless_asked(model: GPT) -> None:
+    known, codec = calibrate(model, ids(2)), Codec(4, block=64)
+    for (key, value), of_layer in zip(coders(codec, codec, known), known, strict=True):
+        assert key is not None and key.mean_KD is of_layer.mean_KD and key.factor_KD is of_layer.balance_KD
+        assert value is not None and (key.sinks, value.sinks) == (1, 1)
+    for key, _ in coders(codec, None, known, balanced=False, sinks=0):
+        assert key is not None and key.factor_KD is None and key.sinks == 0
+
+
+@pytest.mark.parametrize("sinks", (0, 1, 3, 9))
+def test_first_tokens_are_exact_and_the_others_as_without(sinks: int) -> None:
+    x = torch.randn(2, 2, 5, 64, generator=torch.Generator().manual_seed(0))
+    found, plain = Coder(Codec(4, block=64), sinks=sinks)(x), Coder(Codec(4, block=64))(x)
+    assert torch.equal(found[:, :, :sinks], x[:, :, :sinks]) and torch.equal(found[:, :, sinks:], plain[:, :, sinks:])
+
+
 def test_bytes() -> None:
     model, codec = GPT(CONFIG), Codec(4, block=64, scale_dtype=torch.bfloat16)
     assert bytes_per_token(model, None, None) == 2 * 2 * 2 * 64 * 2

@@ -21,12 +21,15 @@ def filled(coder: Coder | None, x_BKTD: Tensor, at_once: int = 100) -> Pages:
     return pages
 
 
-def some(bits: tuple[int, int], heads: int, tokens: int, size: int, dtype: torch.dtype) -> tuple[Pages, Pages]:
+def some(
+    bits: tuple[int, int], heads: int, tokens: int, size: int, dtype: torch.dtype, sinks: int = 0
+) -> tuple[Pages, Pages]:
     generator = torch.Generator().manual_seed(tokens)
     k, v = (torch.randn(1, heads, tokens, size, generator=generator) for _ in range(2))
     mean, factor = torch.randn(heads, size, generator=generator), torch.rand(heads, size, generator=generator) + 0.5
     codecs = [Codec(b, size, "mse", seed=7 + b, scale_dtype=dtype) for b in bits]
-    return filled(Coder(codecs[0], mean, factor), k + mean[:, None]), filled(Coder(codecs[1]), v)
+    key, value = Coder(codecs[0], mean, factor, sinks=sinks), Coder(codecs[1], sinks=sinks)
+    return filled(key, k + mean[:, None]), filled(value, v)
 
 
 @pytest.mark.parametrize("bits", ((4, 4), (4, 3), (3, 2), (2, 2)))
@@ -39,6 +42,36 @@ def test_it_is_attention_to_decoded_keys(
     wanted = F.scaled_dot_product_attention(q[None, :, None], keys.decoded(), values.decoded(), enable_gqa=True)
     found = attend(q, keys, values)
     assert torch.allclose(found, wanted[0, :, 0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("queries", "tokens", "sinks"), [(2, 700, 1), (8, 257, 4), (2, 3, 3), (2, 2, 4), (2, 99, 130)])
+def test_attention_with_first_tokens_that_are_exact(queries: int, tokens: int, sinks: int) -> None:
+    keys, values = some((4, 3), 2, tokens, 64, torch.bfloat16, sinks)
+    generator = torch.Generator().manual_seed(tokens)
+    k = torch.randn(1, 2, tokens, 64, generator=generator)
+    offset = keys.decoded()[:, :, :sinks] - k[:, :, :sinks]
+    assert torch.allclose(offset, offset[:, :, :1].expand_as(offset), atol=1e-5), "exact but for the mean"
+    for scale in (0.1, 3.0):  # with much and with little attention to them
+        q = scale * torch.randn(queries, 64, generator=generator)
+        wanted = F.scaled_dot_product_attention(q[None, :, None], keys.decoded(), values.decoded(), enable_gqa=True)
+        assert torch.allclose(attend(q, keys, values), wanted[0, :, 0], rtol=1e-4, atol=1e-4)
+
+
+def test_first_tokens_are_forgotten_and_come_again() -> None:
+    keys, values = some((4, 4), 2, 600, 64, torch.bfloat16, 4)
+    before = keys.decoded()
+    assert keys.counts() == [PAGE, PAGE, 600 - 2 * PAGE - 4]
+    keys.crop(PAGE + 4)
+    assert keys.counts() == [PAGE] and torch.equal(keys.decoded(), before[:, :, : PAGE + 4])
+    keys.crop(2)
+    assert (keys.sinks, keys.counts()) == (2, []) and torch.equal(keys.decoded(), before[:, :, :2])
+    keys.append(before[:, :, 2:600])
+    assert keys.length == 600 and torch.equal(keys.decoded()[:, :, :4], before[:, :, :4])
+    keys.select(torch.tensor([0, 0, 0]))
+    assert keys.shape == (3, 2) and keys.decoded().shape == (3, 2, 600, 64)
+    with pytest.raises(ValueError, match="keys keep 4 of 600 tokens exact, values 3 of 3"):
+        values.crop(3)
+        attend(torch.randn(2, 64), keys, values)
 
 
 def test_scales_in_fp32() -> None:

@@ -60,7 +60,7 @@ def test_channels_with_more_bits() -> None:
     coarse, fine = rivals.split_codecs(2, 2, 16, 64, search=5)
     found = []
     for keys, apart in ((Codec(2, 64, "mse"), None), (coarse, fine)):
-        made = coders(keys, None, known, fine=apart)
+        made = coders(keys, None, known, balanced=True, fine=apart)
         found.append(divergence(MODEL, with_coded_attention(MODEL, made), ids(3, 1)).kl)
     assert found[1] < 0.9 * found[0]
 

@@ -39,13 +39,33 @@ def test_fewer_bits_are_further_away_and_centring_helps() -> None:
 @pytest.mark.parametrize(
     "method", ("balanced", "search", "split", "ours", "prod", "int per token", "kivi", "kivi 128", "kvquant", "fp8")
 )
-def test_each_method_runs(method: str) -> None:
-    assert 0 < kl((method, 3)) < 1
+def test_each_method_runs_with_all_tokens_coded_and_with_the_first_exact(method: str) -> None:
+    found = kl((method, 3)), kl((method + cache_study.FIRST, 3))
+    assert all(0 < one < 1 for one in found) and found[0] != found[1]
 
 
 @pytest.mark.parametrize("method", ("codec", "int per token", "fp8"))
 def test_each_code_of_values_runs(method: str) -> None:
     assert 0 < kl(None, (method, 3)) < 1
+
+
+def test_the_first_token_alone_makes_the_difference() -> None:
+    setting = cache_study.of("book")
+    for method in ("search", "kivi 128"):
+        plain, exempt = (cache_study.keys_of(setting, method + what, 4)[0] for what in ("", cache_study.FIRST))
+        k = torch.randn(1, setting.model.config.groups, 9, 64, generator=torch.Generator().manual_seed(0))
+        assert torch.equal(exempt(k)[:, :, :1], k[:, :, :1]) and not torch.equal(plain(k)[:, :, :1], k[:, :, :1])
+        assert exempt(k).shape == k.shape
+    far = torch.cat([100 * torch.ones(1, 1, 1, 64), torch.randn(1, 1, 20, 64)], 2)
+    wrong = cache_study.rivals.first_exact(cache_study.rivals.PerChannel(4))(far) - far
+    assert wrong.abs().max() < 0.5, "a first token that is far away widens no range"
+
+
+def test_what_the_first_token_weighs() -> None:
+    rows = cache_study.first_tokens("book", 4)
+    assert len(rows) == trained.CONFIG.layers
+    for row in rows:
+        assert 0 < row["attention"] < 1 and min(row["plain"], row["centred"], row["balanced"]) > 0
 
 
 def test_stored_bits_and_prose() -> None:
@@ -80,8 +100,9 @@ def test_a_bias_of_keys_collapses_plain_codes_and_centring_cures() -> None:
 
 
 def test_bytes_that_are_held() -> None:
-    exact, coded = (cache_study.held("book", bits, bits, 512) for bits in (None, 4))
+    exact, coded = (cache_study.held("book", bits, bits, 513) for bits in (None, 4))
     config = trained.CONFIG
-    assert exact["bytes"] == 2 * config.layers * config.groups * 512 * 64 * 2
-    assert exact["bytes"] / coded["bytes"] == pytest.approx(16 / 4.25)
+    of_one = 2 * config.layers * config.groups * 64 * 2
+    assert exact["bytes"] == 768 * of_one, "three pages of 256 tokens"
+    assert coded["bytes"] == pytest.approx((512 * 4.25 / 16 + 1) * of_one), "two pages of codes, and the first token"
     assert cache_study.coded("book", ("plain", 4), None).config == config

@@ -50,6 +50,8 @@ def test_sweeps_hold_what_must_hold() -> None:
     for policy in ("spray", "ecmp"):
         grid = np.array(fabric_sweeps.ring_grid(4, 4, ratios, shares, policy, 3))
         assert grid.shape == (2, 3) and (grid >= 1 - 1e-9).all() and (grid[1] >= grid[0] - 1e-9).all()
+    hashed = [fabric_sweeps.ring_grid(4, 4, ratios, [1], "ecmp", 9, fewer=fewer)[1][0] for fewer in (False, True)]
+    assert hashed[1] < hashed[0]  # one full uplink of a rack cannot be missed by a hash, and four slow ones can
     assert fabric_sweeps.lost(1.0, 0.1) == pytest.approx(0.1) and fabric_sweeps.lost(9.0, 0.1) == pytest.approx(0.5)
     slow = fabric_sweeps.binary_tree(5)
     assert slow["opposite"] == pytest.approx(16) and slow["neighbours"] == slow["ring"] == pytest.approx(1)
@@ -60,6 +62,13 @@ def test_sweeps_hold_what_must_hold() -> None:
     found = fabric_sweeps.compare(16, ("packed",), 1)
     assert len(found) == len(fabric_sweeps.CANDIDATES) * len(fabric_sweeps.TRAFFICS)
     assert all(row["slow"] > 0 and row["dollars"] > 0 for row in found)
+    found = fabric_sweeps.compare(128, ("random",), 3)
+    assert all(row["least"] <= row["slow"] <= row["most"] for row in found)
+    slow = {(row["network"], row["traffic"]): row["slow"] for row in found}
+    for name in fabric_sweeps.CANDIDATES:
+        assert slow[name, "all at once"] <= slow[name, "all-to-all"] + 1e-9
+    dollars = {row["network"]: row["dollars"] for row in found}
+    assert dollars["torus"] > dollars["leaf-spine 4:1, sprayed"] < dollars["leaf-spine 1:1, sprayed"]
 
 
 def test_every_task_of_the_plans_is_one_that_can_be_measured() -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tq.lab import hierarchy
 from tq.lab import hierarchy_study as study
 from tq.systems import tiers
 
@@ -41,7 +42,7 @@ def test_attention_counts_both_ways() -> None:
 
 def test_products_and_levels_are_measured() -> None:
     found = plain(dict(what="product", n=96, block=32, seed=0))
-    assert set(found["seconds"]) == {"naive", "blocked", "library"} and found["error"] < 1e-4
+    assert set(found["seconds"]) == set(hierarchy.WAYS) and found["error"] < 1e-4
     slow = plain(dict(what="latency", sizes=[4096, 8192], huge=True, steps=20_000, seed=0))
     assert len(slow["seconds"]) == 2 and all(x > 0 for x in slow["seconds"])
     assert {"read", "write", "direct"} <= set(plain(dict(what="disk", nbytes=1 << 16, depth=2)))
@@ -74,6 +75,9 @@ def test_a_run_that_fails_is_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_full_plan_holds_what_was_declared() -> None:
     assert len({(r["run"]["hidden"], r["run"]["seq"], r["run"]["layers"], str(r["run"]["state"]))
                 for r in study.streams(True)}) >= 8  # fmt: skip
+    assert {r["run"].get("clip") for r in study.streams(True)} == {None, 1.0}
+    assert {(t["n"], t["block"], "naive" in t.get("ways", ["naive"])) for t in study.products(True, 0)} >= {
+        (1024, 64, True), (1024, 256, False), (4096, 256, False)}  # fmt: skip
     assert {t["run"]["steps"] for t in study.ceilings(True) if t["run"]["layers"] == 320} == {20}
     points = study.cliffs(True)
     assert {t["block"] for t in points} == set(study.NAMES) and {0.9, 1.1} <= {t["ratio"] for t in points}

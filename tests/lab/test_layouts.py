@@ -20,11 +20,19 @@ NAMES = ("ZeRO-3", "TP", "PP, searched", "EP", "CP, balanced")
 
 
 def test_layouts_of_four_ranks_and_two_faults() -> None:
-    found = layouts.prove(4, NAMES, steps=2, faults=("an unscaled micro-batch", "a missing all-reduce"), timeout_s=120)
+    alone = layouts.private_network()
+    found = layouts.prove(
+        4, NAMES, steps=2, faults=("an unscaled micro-batch", "a missing all-reduce"), timeout_s=120, prefix=alone
+    )
     for name in NAMES:
         assert layouts.passes(found[name]), (name, found[name])
         for rank in found[name]:
             assert layout_bytes.agree(rank), (name, rank["sent"], rank["formula"])
+        wire = layouts.on_the_wire(found[name])
+        if alone:  # elsewhere other processes move the counters
+            assert 0.98 < wire["interface"] / wire["gloo"] < 1.05, (name, wire)
+    zero = layouts.on_the_wire(found["ZeRO-3"])
+    assert zero["gloo"] > 1.3 * zero["payload"]  # gloo's reduce-scatter is an all-reduce
     for fault in ("an unscaled micro-batch", "a missing all-reduce"):
         assert not layouts.passes(found[fault])
     zero = found["ZeRO-3"][0]

@@ -80,7 +80,7 @@ def test_levels_are_found_where_latency_rises() -> None:
     assert hierarchy.steps_up(sizes, latencies) == [1 << 15, 1 << 20]
 
 
-@pytest.mark.parametrize("way", ["naive", "blocked", "library"])
+@pytest.mark.parametrize("way", hierarchy.WAYS)
 def test_products_are_right(way: str) -> None:
     took, error = hierarchy.product_s(130, way, 48)
     assert took > 0 and error < 1e-4

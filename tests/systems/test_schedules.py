@@ -160,3 +160,15 @@ def test_stages_of_unequal_length_and_dispatch() -> None:
     timing = simulate(gpipe(2, 1), Cost([1.0, 2.0], [1.0, 2.0], [0.5, 0.5], action=0.1))
     assert timing.work == pytest.approx([2.7, 4.7])
     assert timing.makespan == pytest.approx(7.4)
+
+
+def test_passes_that_exchange_messages_and_results_that_leave_late() -> None:
+    cost = Cost(1.0, 1.0, 1.0, message=0.5)
+    assert [cost.of(Action(kind, 0, 0)) for kind in "FIWB"] == [1.5, 1.5, 1.0, 2.5]
+    order = [[Action("F", 0, 0), Action("F", 0, 1), Action("B", 0, 0), Action("B", 0, 1)],
+             [Action("F", 1, 0), Action("B", 1, 0), Action("F", 1, 1), Action("B", 1, 1)]]  # fmt: skip
+    plain = Cost(1.0, 1.0, 1.0)
+    assert simulate(order, plain).starts[1][0] == 1.0
+    late = simulate(order, plain, late=[Action("F", 0, 0)])
+    assert late.starts[1][0] == 2.0  # waits for the second F of rank 0, too
+    assert late.makespan == simulate(order, plain).makespan + 1

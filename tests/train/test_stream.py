@@ -15,11 +15,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tq.train.model import GPT, GPTConfig, TrainConfig, Trainer, load
+from tq.train.offload import PAGE
 from tq.train.optim import TurboQuantAdamW
 from tq.train.stream import StreamedTrainer, layer_groups
 from tq.train.stream.__main__ import bytes_of, main
 from tq.train.stream.export import save
-from tq.train.stream.files import Pages, Spill, Threads
+from tq.train.stream.files import Lane, Pages, Spill, Threads
 from tq.train.stream.forecast import Run, Speeds, disk_bytes, memory_need, step_model
 from tq.train.stream.layout import Model
 
@@ -316,6 +317,35 @@ def test_pages_say_how_much_they_moved(tmp_path: Path) -> None:
     assert pages.nbytes == 12_288 and pages.bytes_read == pages.bytes_written == 8192 and torch.equal(back, buffer)
     with pytest.raises(OSError, match=r"broke off|Invalid"):
         pages.read(8192, back)
+
+
+def test_finished_writes_are_forgotten_and_failed_ones_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A note per layer would lie between freed buffers, so that memory grows with the depth of a model."""
+    pages, threads = Pages(tmp_path, 100 * PAGE), Threads()
+    lane = Lane(pages, threads, PAGE, 3)
+    try:
+        most = 0
+        for record in range(100):
+            lane.write(record, record * PAGE, lane.take().fill_(record), PAGE)
+            most = max(most, len(lane._writing))
+        assert most <= 4  # three buffers can be under way
+        buffer = lane.fetch(99, 99 * PAGE, 0, PAGE)
+        assert int(buffer[0]) == 99
+        lane.give(buffer)
+
+        def lost(*_: Any) -> None:
+            raise OSError(5, "lost")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(pages, "write", lost)
+            lane.write(3, 3 * PAGE, lane.take(), PAGE)
+            assert lane._writing[3].exception() is not None
+        lane.write(4, 4 * PAGE, lane.take(), PAGE)
+        with pytest.raises(OSError, match="lost"):
+            lane.drain()
+    finally:
+        threads.close()
+        pages.close()
 
 
 # --- in a ceiling ---

@@ -74,8 +74,7 @@ class CodedLayer(DynamicLayer):
         """Each row of the batch so many times."""
         for pages in self.coded:
             if pages.length:
-                batch = pages._pages[0][0].shape[0]
-                pages.select(torch.arange(batch).repeat_interleave(repeats))
+                pages.select(torch.arange(pages.shape[0]).repeat_interleave(repeats))
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Only these rows of the batch."""
@@ -96,21 +95,23 @@ class CodedLayer(DynamicLayer):
 
 def coded_cache(
     layers: int, keys: Codec | None, values: Codec | None, statistics: Sequence[Statistics] | None = None, *,
-    centred: bool = True, balanced: bool = True,
+    centred: bool = True, balanced: bool = True, sinks: int = 1,
 ) -> Cache:  # fmt: skip
     """A cache for ``generate(..., past_key_values=...)`` of ``transformers``.
 
     Args:
         layers: of the model.
         keys, values: codecs, whose block is at least the head size; None keeps them as they are.
-        statistics: from ``tq.infer.kv.calibrate``; None centres keys by the mean of the prompt's, and does not balance.
-        centred, balanced: what is done to keys.
+        statistics: from ``tq.infer.kv.calibrate``; None centres keys by the mean of the prompt's, and cannot balance.
+        centred, balanced: what is done to keys, see ``tq.infer.kv.coders``.
+        sinks: first tokens of each row that are kept exact; where rows are padded at their left, what is kept is the
+            padding.
     """
     if statistics is None:
         unknown = Statistics(*4 * (torch.empty(0),))
-        pairs = coders(keys, values, [unknown] * layers, centred=False, balanced=False)
+        pairs = coders(keys, values, [unknown] * layers, centred=False, balanced=False, sinks=sinks)
     elif len(statistics) != layers:
         raise ValueError(f"statistics of {len(statistics)} layers for a model of {layers}")
     else:
-        pairs = coders(keys, values, statistics, centred=centred, balanced=balanced)
+        pairs = coders(keys, values, statistics, centred=centred, balanced=balanced, sinks=sinks)
     return Cache(layers=[CodedLayer(*pair, centred=centred) for pair in pairs])

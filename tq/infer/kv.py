@@ -6,6 +6,9 @@ any c: *centring* keys by their mean over tokens is exact, and takes away what m
 that of queries divided by it: *balancing* with t^2 = rms(q) / rms(k) makes each channel's error count alike
 (QServe, arXiv:2405.04532, balances so for integers). Values need neither.
 
+The first token is an *attention sink*: most queries give it much of their attention (Xiao et al., arXiv:2309.17453),
+so an error of its key weighs as much as those of many others. It is kept exact, which costs one token of a cache.
+
 Shapes: B batch, K key/value heads, T tokens, D head size.
 """
 
@@ -95,6 +98,7 @@ class Coder:
         factor_KD: multiplied before and divided after; None for none.
         fine: codec of the channels that are coded apart, with more bits; None for none.
         order_KD: int64 [K, D], the channels, those of ``fine`` first, as many as its block is long.
+        sinks: first tokens of a sequence that are kept exact.
     Example:
         >>> import torch
         >>> from tq import Codec
@@ -108,6 +112,7 @@ class Coder:
     factor_KD: Tensor | None = None
     fine: Codec | None = None
     order_KD: Tensor | None = None
+    sinks: int = 0
 
     def parts(self, x_BKTD: Tensor) -> tuple[Tensor, ...]:
         """Payload and scales of x_BKTD, each [B, K, T, bytes or blocks]; twice where channels are coded apart."""
@@ -140,7 +145,10 @@ class Coder:
         return x_BKTD
 
     def __call__(self, x_BKTD: Tensor) -> Tensor:
-        return self.whole(self.parts(x_BKTD), x_BKTD.shape[-1], x_BKTD.dtype)
+        first, rest = x_BKTD.tensor_split([self.sinks], 2)
+        if not rest.shape[2]:
+            return first.clone()
+        return torch.cat([first, self.whole(self.parts(rest), x_BKTD.shape[-1], x_BKTD.dtype)], 2)
 
     def bytes_per_vector(self, size: int) -> int:
         """Stored bytes of a head's vector of ``size`` numbers."""
@@ -163,16 +171,18 @@ def _restored(codec: Codec, parts: tuple[Tensor, ...], size: int, dtype: torch.d
 
 def coders(
     keys: Codec | None, values: Codec | None, statistics: Sequence[Statistics], *, centred: bool = True,
-    balanced: bool = True, fine: Codec | None = None,
+    balanced: bool = True, fine: Codec | None = None, sinks: int = 1,
 ) -> list[tuple[Coder | None, Coder | None]]:  # fmt: skip
     """(of keys, of values) of each layer, with seeds of their own; None leaves them as they are.
 
     Args:
         keys, values: codecs; None for exact ones.
         statistics: from ``calibrate``.
-        centred, balanced: what is done to keys.
+        centred, balanced: what is done to keys. Without ``sinks``, balancing raised the KL of a pretrained model
+            (``notebooks/kv-cache.ipynb``): it lowers the mean error of scores, and raises that of the first token's.
         fine: codec of the keys' channels that count most, as many as its block is long (rotation="haar" takes any
             length); ``keys`` is then of the others. None (default) codes all alike.
+        sinks: first tokens of a sequence whose keys and values are kept exact.
     Example:
         >>> import torch
         >>> from tq import Codec
@@ -187,8 +197,8 @@ def coders(
     for layer, known in enumerate(statistics):
         parts = known.mean_KD if centred else None, known.balance_KD if balanced else None
         apart = (fine.derive("fine keys", layer), known.weight_KD.argsort(1, descending=True)) if fine else (None, None)
-        key = Coder(keys.derive("keys", layer), *parts, *apart) if keys else None
-        made.append((key, Coder(values.derive("values", layer)) if values else None))
+        key = Coder(keys.derive("keys", layer), *parts, *apart, sinks) if keys else None  # type: ignore[call-arg]
+        made.append((key, Coder(values.derive("values", layer), sinks=sinks) if values else None))
     return made
 
 

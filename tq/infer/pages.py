@@ -6,6 +6,7 @@ Shapes: B batch, H heads of queries, K key/value heads, T tokens, D head size.
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ class Pages:
     """Codes of one layer's keys or values, in pages of tokens: what is full stays where it is.
 
     Args:
-        coder: of all of them; None keeps the numbers as they are.
+        coder: of all of them but the first tokens that it keeps exact; None keeps the numbers as they are.
     Example:
         >>> import torch
         >>> from tq import Codec
@@ -39,20 +40,31 @@ class Pages:
     def __init__(self, coder: Coder | None) -> None:
         self.coder, self.length = coder, 0
         self._pages: list[tuple[Tensor, ...]] = []  # (payload [B, K, PAGE, W], scales [B, K, PAGE, P]) or (x,)
-        self._last: tuple[int, torch.dtype] | None = None  # D and dtype
+        self._first: Tensor | None = None  # tokens kept exact, [B, K, at most coder.sinks, D]
 
     @property
     def nbytes(self) -> int:
         """Held in memory."""
-        return sum(part.nbytes for page in self._pages for part in page)
+        first = 0 if self._first is None else self._first.nbytes
+        return first + sum(part.nbytes for page in self._pages for part in page)
+
+    @property
+    def sinks(self) -> int:
+        """First tokens that are kept exact, as far as there are any."""
+        return min(self.length, self.coder.sinks if self.coder else 0)
 
     def append(self, x_BKTD: Tensor) -> None:
         """More tokens: x_BKTD of the same batch, heads and head size."""
-        self._last = x_BKTD.shape[-1], x_BKTD.dtype
+        exact = (self.coder.sinks if self.coder else 0) - self.sinks
+        first, x_BKTD = x_BKTD.tensor_split([exact], 2)
+        self._first = first.clone() if self._first is None else torch.cat([self._first, first], 2)
+        self.length += first.shape[2]
+        if not x_BKTD.shape[2]:
+            return
         parts = (x_BKTD,) if self.coder is None else self.coder.parts(x_BKTD)
         done, count = 0, x_BKTD.shape[2]
         while done < count:
-            page, at = divmod(self.length, PAGE)
+            page, at = divmod(self.length - self.sinks, PAGE)
             if page == len(self._pages):
                 shapes = [(*part.shape[:2], PAGE, part.shape[3]) for part in parts]
                 made = (part.new_empty(shape) for part, shape in zip(parts, shapes, strict=True))
@@ -64,33 +76,40 @@ class Pages:
 
     def counts(self) -> list[int]:
         """Tokens in each page."""
-        return [min(PAGE, self.length - PAGE * number) for number in range(len(self._pages))]
+        return [min(PAGE, self.length - self.sinks - PAGE * number) for number in range(len(self._pages))]
 
     @property
-    def heads(self) -> int:
-        """Key/value heads; 0 while nothing is held."""
-        return self._pages[0][0].shape[1] if self._pages else 0
+    def shape(self) -> tuple[int, int]:
+        """(rows of the batch, key/value heads); zeros while nothing is held."""
+        return (0, 0) if self._first is None else (self._first.shape[0], self._first.shape[1])
 
-    def of_one(self) -> list[tuple[Tensor, ...]]:
-        """The pages of the only sequence of the batch: parts [K, PAGE, ...]."""
-        if not self._pages or self._pages[0][0].shape[0] != 1:
+    def of_one(self) -> tuple[Tensor, list[tuple[Tensor, ...]]]:
+        """The tokens kept exact of the only sequence of the batch, [K, sinks, D], and its pages: parts [K, PAGE, ...].
+
+        Raises:
+            ValueError: there are more sequences, or no token.
+        """
+        if self._first is None or len(self._first) != 1 or not self.length:
             raise ValueError("known is one sequence, with at least one token")
-        return [tuple(part[0] for part in page) for page in self._pages]
+        return self._first[0], [tuple(part[0] for part in page) for page in self._pages]
 
     def decoded(self) -> Tensor:
         """All tokens, [B, K, T, D]."""
-        assert self._last is not None
-        size, dtype = self._last
+        assert self._first is not None
+        if not self._pages:
+            return self._first
         counts = self.counts()
-        parts = [
+        parts = tuple(
             torch.cat([part[:, :, :count] for part, count in zip(each, counts, strict=True)], 2)
             for each in zip(*self._pages, strict=True)
-        ]
-        return parts[0] if self.coder is None else self.coder.whole(tuple(parts), size, dtype)
+        )
+        rest = self.coder.whole(parts, self._first.shape[3], self._first.dtype) if self.coder else parts[0]
+        return torch.cat([self._first, rest], 2)
 
     def to(self, device: torch.device | str) -> None:
         """Move all of it to ``device``, what ``coder`` takes off included."""
         self._pages = [tuple(part.to(device) for part in page) for page in self._pages]
+        self._first = None if self._first is None else self._first.to(device)
         if self.coder is not None:
             names = ("mean_KD", "factor_KD", "order_KD")
             moved = {name: x.to(device) for name in names if (x := getattr(self.coder, name)) is not None}
@@ -99,11 +118,13 @@ class Pages:
     def select(self, index: Tensor) -> None:
         """Rows of the batch, by ``index``: in a new order or more than once."""
         self._pages = [tuple(part.index_select(0, index) for part in page) for page in self._pages]
+        self._first = None if self._first is None else self._first.index_select(0, index)
 
     def crop(self, length: int) -> None:
         """Forget the tokens from ``length`` on."""
         self.length = min(self.length, length)
-        del self._pages[-(-self.length // PAGE) :]
+        del self._pages[-(-(self.length - self.sinks) // PAGE) :]
+        self._first = None if self._first is None else self._first[:, :, : self.sinks]
 
 
 def _kernels(impl: str, device: torch.device) -> Any:
@@ -140,21 +161,41 @@ def attend(q_HD: Tensor, keys: Pages, values: Pages, *, impl: str = "auto") -> T
     if keys.coder is None or values.coder is None or keys.coder.fine or values.coder.fine:
         raise ValueError("both keys and values must be coded, with all channels alike")
     key, value = keys.coder.codec, values.coder.codec
-    heads, (rows, size) = keys.heads, q_HD.shape
+    heads, (rows, size) = keys.shape[1], q_HD.shape
     if not (plain(key) and plain(value)):
         raise ValueError(f"known are Hadamard rotations and the Gaussian codebook, got {key} and {value}")
     if key.block != size or value.block != size or key.scale_dtype != value.scale_dtype:
         raise ValueError(f"blocks must be the heads' size {size}, with scales of one type, got {key} and {value}")
+    if keys.sinks != values.sinks or keys.length != values.length:
+        told = (f"{one.sinks} of {one.length}" for one in (keys, values))
+        raise ValueError("keys keep {} tokens exact, values {}".format(*told))
+    (key_KSD, key_pages), (value_KSD, value_pages) = keys.of_one(), values.of_one()
     q_KVD = q_HD.view(heads, rows // heads, size)
+    exact_KVD, exact_KV = _attend_exactly(q_KVD, key_KSD, value_KSD, keys.coder)
+    if not key_pages:
+        return exact_KVD.view(rows, size)
     if keys.coder.factor_KD is not None:
         q_KVD = q_KVD / keys.coder.factor_KD[:, None]
     kernels = _kernels(impl, q_HD.device)
     turned = rotate(q_KVD.reshape(-1, size), key.rounds, key.seed, key.rotation).view(q_KVD.shape)
-    pages = [(*k, *v) for k, v in zip(keys.of_one(), values.of_one(), strict=True)]
+    pages = [(*k, *v) for k, v in zip(key_pages, value_pages, strict=True)]
     levels = tuple(codebook(codec.bits, str(q_HD.device))[0] for codec in (key, value))
     parts = [
         kernels.attend(some, pages, keys.counts(), (key.bits, value.bits), levels)
         for some in turned.split(kernels.MOST, 1)
     ]
-    found = torch.cat(parts, 1).view(rows, size)
-    return unrotate(found, value.rounds, value.seed, value.rotation)
+    found_KVD, found_KV = (torch.cat(part, 1) for part in zip(*parts, strict=True))
+    found = unrotate(found_KVD.reshape(rows, size), value.rounds, value.seed, value.rotation)
+    if not keys.sinks:
+        return found
+    share_KV = torch.sigmoid(exact_KV - found_KV)  # of the exact tokens in all attention
+    return torch.lerp(found.view(q_KVD.shape), exact_KVD, share_KV[..., None]).view(rows, size)
+
+
+def _attend_exactly(q_KVD: Tensor, key_KSD: Tensor, value_KSD: Tensor, coder: Coder) -> tuple[Tensor, Tensor]:
+    """Attention to tokens kept exact, fp32 [K, V, D], and the logarithm of their softmax's sum [K, V]."""
+    key_KSD = key_KSD.float()
+    if coder.mean_KD is not None:  # as it is taken off all the others
+        key_KSD = key_KSD - coder.mean_KD[:, None]
+    score_KVS = q_KVD @ key_KSD.transpose(1, 2) / math.sqrt(q_KVD.shape[-1])
+    return score_KVS.softmax(-1) @ value_KSD.float(), score_KVS.logsumexp(-1)

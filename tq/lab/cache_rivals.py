@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tq.infer.kv import cores
+from tq.infer.kv import Coder, cores
 from tq.quant.codec import Codec
 from tq.quant.inner_product import ProdCodec
 from tq.train.model.gpt import GPT, apply_rope
@@ -70,6 +70,27 @@ class Fp8:
 
     def __call__(self, x_BKTD: Tensor) -> Tensor:
         return x_BKTD.clamp(-448, 448).to(torch.float8_e4m3fn).to(x_BKTD.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class FirstExact:
+    """Another code, of all tokens but the first, as KVQuant's (arXiv:2401.18079): the second stands in its place, so
+    that the first widens no group's range."""
+
+    code: Any
+
+    def stored(self, size: int) -> float:
+        """Bits per number of all tokens but the first."""
+        return float(self.code.stored(size))
+
+    def __call__(self, x_BKTD: Tensor) -> Tensor:
+        rest = x_BKTD[:, :, 1:]
+        return torch.cat([x_BKTD[:, :, :1], self.code(torch.cat([rest[:, :, :1], rest], 2))[:, :, 1:]], 2)
+
+
+def first_exact(code: Any) -> Any:
+    """The same code that keeps the first token as it is."""
+    return replace(code, sinks=1) if isinstance(code, Coder) else FirstExact(code)
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,8 @@ from tq.quant.codec import Codec
 from tq.train.model.gpt import GPT
 
 SPLIT = 16  # channels of 64 that the paper's split codes with more bits
+SEED = 2  # of the held-out texts; the first recording had 0, and shares 3 of 8 windows and 7 of 32 with this
+FIRST = ", first"  # after a method's name: its first token is kept exact
 
 
 def codec(bits: int, size: int, search: int = 1) -> Codec:
@@ -65,12 +67,12 @@ def of(name: str, domain: str = "stdlib") -> Setting:
     count //= 2
     model = language(name).model
     calibration = texts(language(name), 8192 // length, length, "train", seed=1)
-    held_out = texts(language(name), count, length) if domain == "stdlib" else _prose(name, count, length)
+    held_out = texts(language(name), count, length, seed=SEED) if domain == "stdlib" else _prose(name, count, length)
     return Setting(model, Reference.of(model, held_out), calibrate(model, calibration), calibration)
 
 
 def _prose(name: str, count: int, length: int) -> Tensor:
-    """Windows of the docstrings and comments of the held-out files, which read as English."""
+    """Windows of the docstrings of the held-out files, which read as English; others than of the first recording."""
     import ast
 
     from tq.train.model.text_sources import stdlib
@@ -84,9 +86,9 @@ def _prose(name: str, count: int, length: int) -> Tensor:
         nodes = (n for n in ast.walk(tree) if isinstance(n, ast.Module | ast.FunctionDef | ast.ClassDef))
         said += [doc for node in nodes if (doc := ast.get_docstring(node)) and len(doc) > 200]
     ids = language(name).encode("\n\n".join(said))
-    if len(ids) < count * length:
-        raise ValueError(f"{len(ids)} tokens of prose, asked for {count * length}")
-    return ids[: count * length].view(count, length)
+    if len(ids) < 2 * count * length:
+        raise ValueError(f"{len(ids)} tokens of prose, asked for {2 * count * length}")
+    return ids[count * length : 2 * count * length].view(count, length)
 
 
 def keys_of(setting: Setting, method: str, bits: int) -> list[Any]:
@@ -96,9 +98,11 @@ def keys_of(setting: Setting, method: str, bits: int) -> list[Any]:
         setting: model and statistics.
         method: "plain", "centred", "balanced" (centred too), "search" (all three), "split" (the paper's channels apart,
             plain), "ours" (split, centred, balanced, searched), "prod", "int per token", "kivi" (integers per channel,
-            groups of 32), "kivi 128", "kvquant", "fp8".
+            groups of 32), "kivi 128", "kvquant", "fp8"; each with ``FIRST`` after it to keep the first token exact.
         bits: of most numbers.
     """
+    if method.endswith(FIRST):
+        return [rivals.first_exact(code) for code in keys_of(setting, method.removesuffix(FIRST), bits)]
     size, known, layers = setting.size, setting.known, len(setting.known)
     others: dict[str, Callable[[], Any]] = {
         "prod": lambda: [rivals.Product(bits)] * layers, "int per token": lambda: [rivals.PerToken(bits)] * layers,
@@ -111,17 +115,19 @@ def keys_of(setting: Setting, method: str, bits: int) -> list[Any]:
     if method in ("split", "ours"):
         extra, whole = (1 if bits > 2 else 2), method == "ours"
         coarse, fine = rivals.split_codecs(bits, extra, SPLIT, size, search=5 if whole else 1)
-        return [k for k, _ in coders(coarse, None, known, centred=whole, balanced=whole, fine=fine)]
+        return [k for k, _ in coders(coarse, None, known, centred=whole, balanced=whole, fine=fine, sinks=0)]
     searched = {2: 17, 3: 17}.get(bits, 5) if method == "search" else 1
-    centred, balanced = method != "plain", method in ("balanced", "search")
-    return [k for k, _ in coders(codec(bits, size, searched), None, known, centred=centred, balanced=balanced)]
+    chosen = {"centred": method != "plain", "balanced": method in ("balanced", "search")}
+    return [k for k, _ in coders(codec(bits, size, searched), None, known, **chosen, sinks=0)]  # type: ignore[arg-type]
 
 
 def values_of(setting: Setting, method: str, bits: int) -> list[Any]:
-    """A code of values for each layer; method: "codec", "int per token" or "fp8"."""
+    """A code of values for each layer; method: "codec", "int per token" or "fp8", each with ``FIRST`` or without."""
     layers = len(setting.known)
+    if method.endswith(FIRST):
+        return [rivals.first_exact(code) for code in values_of(setting, method.removesuffix(FIRST), bits)]
     if method == "codec":
-        return [v for _, v in coders(None, codec(bits, setting.size), setting.known)]
+        return [v for _, v in coders(None, codec(bits, setting.size), setting.known, sinks=0)]
     return [rivals.PerToken(bits) if method == "int per token" else rivals.Fp8()] * layers
 
 
@@ -155,9 +161,8 @@ def held(name: str, keys: int | None, values: int | None, tokens: int) -> dict[s
     x, process = torch.randn(shape, generator=torch.Generator().manual_seed(0)).bfloat16(), psutil.Process()
     gc.collect()
     before = process.memory_info().rss
-    pages = [
-        Pages(Coder(codec(bits, setting.size)) if bits else None) for _ in setting.known for bits in (keys, values)
-    ]
+    coded = [Coder(codec(bits, setting.size), sinks=1) if bits else None for bits in (keys, values)]
+    pages = [Pages(one) for _ in setting.known for one in coded]
     for page in pages:
         for at in range(0, tokens, 256):
             page.append(x[:, :, : min(256, tokens - at)])
@@ -181,18 +186,9 @@ def key_errors(name: str, bits: int) -> list[dict[str, float]]:
     """Of each layer: errors of scores with centred and with balanced keys over those with plain ones, as predicted
     from statistics alone, and as found."""
     setting = of(name)
-    seen: list[tuple[Tensor, Tensor]] = []
-    hooks = [
-        core.register_forward_pre_hook(lambda _, given: seen.append((given[0], given[1])))
-        for core in cores(setting.model)
-    ]
-    with torch.no_grad():
-        setting.model(setting.reference.ids_ST[:1])
-    for hook in hooks:
-        hook.remove()
     methods = {way: keys_of(setting, way, bits) for way in ("plain", "centred", "balanced")}
     rows = []
-    for layer, (q, k) in enumerate(seen):
+    for layer, (q, k) in enumerate(_seen(setting)):
         found = {way: _score_error(q, k, made[layer]) for way, made in methods.items()}
         known = setting.known[layer]
         q2_KD = q.square().mean((0, 2)).view(k.shape[1], -1, k.shape[3]).mean(1)
@@ -208,11 +204,47 @@ def key_errors(name: str, bits: int) -> list[dict[str, float]]:
     return rows
 
 
+def first_tokens(name: str, bits: int) -> list[dict[str, float]]:
+    """Of each layer: "attention", the mean share of a query's attention that the first token has, and with "plain",
+    "centred" and "balanced" keys the squared error of its scores over the mean of those of all others."""
+    setting = of(name)
+    methods = {way: keys_of(setting, way, bits) for way in ("plain", "centred", "balanced")}
+    rows = []
+    for layer, (q, k) in enumerate(_seen(setting)):
+        scores = q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).transpose(2, 3) / q.shape[3] ** 0.5
+        hidden = torch.ones(scores.shape[2:], dtype=torch.bool).triu(1)
+        row = {"attention": float(scores.masked_fill(hidden, -torch.inf).softmax(3)[:, :, 1:, 0].mean())}
+        for way, made in methods.items():
+            error = _score_errors(q, k, made[layer])
+            row[way] = float(error[..., 0].mean() / error[..., 1:].mean())
+        rows.append(row)
+    return rows
+
+
+@torch.no_grad()
+def _seen(setting: Setting) -> list[tuple[Tensor, Tensor]]:
+    """Queries and keys of each layer in the first held-out text."""
+    seen: list[tuple[Tensor, Tensor]] = []
+    hooks = [
+        core.register_forward_pre_hook(lambda _, given: seen.append((given[0], given[1])))
+        for core in cores(setting.model)
+    ]
+    setting.model(setting.reference.ids_ST[:1])
+    for hook in hooks:
+        hook.remove()
+    return seen
+
+
 def _score_error(q_BHTD: Tensor, k_BKTD: Tensor, code: Any) -> float:
-    """Mean square of what coding keys changes in scores, apart from what it changes in all of a query alike."""
+    """Mean of ``_score_errors``."""
+    return float(_score_errors(q_BHTD, k_BKTD, code).mean())
+
+
+def _score_errors(q_BHTD: Tensor, k_BKTD: Tensor, code: Any) -> Tensor:
+    """Square of what coding keys changes in scores, but for what it changes in all of a query alike, [B, H, T, T]."""
     wrong = (code(k_BKTD) - k_BKTD).repeat_interleave(q_BHTD.shape[1] // k_BKTD.shape[1], 1)
     scores = q_BHTD @ wrong.transpose(2, 3)
-    return float((scores - scores.mean(3, keepdim=True)).square().mean())
+    return (scores - scores.mean(3, keepdim=True)).square()
 
 
 def attention_seconds(
@@ -230,7 +262,7 @@ def attention_seconds(
         "bf16": lambda: F.scaled_dot_product_attention(q2, k2, v2, enable_gqa=queries != heads)
     }
     for pair in bits:
-        keys, values = (Pages(Coder(codec(b, size))) for b in pair)
+        keys, values = (Pages(Coder(codec(b, size), sinks=1)) for b in pair)
         keys.append(k)
         values.append(v)
         calls[f"{pair[0]} and {pair[1]} bits"] = partial(attend, q, keys, values)

@@ -23,14 +23,18 @@ from tq.systems.routing import Router
 CANDIDATES = {
     "fat tree, sprayed": ("fat-tree", 1.0, "spray"),
     "fat tree, hashed": ("fat-tree", 1.0, "ecmp"),
+    "leaf-spine 1:1, sprayed": ("leaf-spine", 1.0, "spray"),
+    "leaf-spine 1:1, hashed": ("leaf-spine", 1.0, "ecmp"),
     "leaf-spine 4:1, sprayed": ("leaf-spine", 4.0, "spray"),
+    "leaf-spine 4:1, hashed": ("leaf-spine", 4.0, "ecmp"),
     "rails, sprayed": ("rails", 1.0, "spray"),
     "torus": ("torus", 1.0, "spray"),
     "dragonfly": ("dragonfly", 1.0, "ecmp"),
     "dragonfly, detours": ("dragonfly", 1.0, "valiant"),
     "binary tree": ("tree", 1.0, "single"),
 }
-TRAFFICS = ("ring", "two-level", "all-to-all", "permutation", "opposite")
+TRAFFICS = ("ring", "two-level", "all-to-all", "all at once", "permutation", "opposite")
+ROUTER_PORTS = 6  # of a host of a torus in three dimensions, which passes on what is not for it
 
 
 def slowdown(
@@ -42,18 +46,40 @@ def slowdown(
     return statistics.median(times) / float(ideal)
 
 
+def _plan(pattern: str, hosts: int, fabric: fabrics.Fabric) -> list[traffic.Round]:
+    """Rounds of a pattern; "all at once" sends the shifts of an all-to-all in one round instead of in turn."""
+    if pattern != "all at once":
+        return rounds_of(pattern, hosts, fabric)
+    shifts = traffic.all_to_all(hosts)
+    sources, destinations = (np.concatenate([getattr(r, end) for r in shifts]) for end in ("sources", "destinations"))
+    return [traffic.Round(sources, destinations, shifts[0].share, shifts[0].times)]
+
+
+def _dollars(fabric: fabrics.Fabric) -> float:
+    """Of a host; where hosts pass on what is not for them, the ports of their routers are counted as a switch's."""
+    routers = 0.0 if fabric.switches else ROUTER_PORTS * fabrics.PORT_DOLLARS
+    return fabrics.bill(fabric).per_host + routers
+
+
 def compare(hosts: int, layouts: Sequence[str], seeds: int) -> list[dict[str, Any]]:
-    """Every candidate under every traffic and placement: rows with dollars a host and slowdown over one switch."""
+    """Every candidate under every traffic and placement: rows with dollars a host and slowdown over one switch.
+
+    A random placement is drawn ``seeds`` times: the median, the least and the most are given; a hash with each.
+    """
     rows = []
     for name, (shape, ratio, policy) in tqdm(CANDIDATES.items(), desc="networks", leave=False, disable=None):
         fabric = build(shape, hosts, ratio)
-        router, dollars = Router(fabric), fabrics.bill(fabric).per_host
+        router, dollars, hashed = Router(fabric), _dollars(fabric), policy in ("ecmp", "valiant")
         for kind in layouts:
-            place = traffic.layout(fabric, kind)[:hosts]
+            draws = range(seeds) if kind == "random" or hashed else range(1)
+            places = [traffic.layout(fabric, kind, seed)[:hosts] for seed in draws]
             for pattern in TRAFFICS:
-                many = range(seeds) if policy in ("ecmp", "valiant") else range(1)
-                slow = slowdown(router, rounds_of(pattern, hosts, fabric), place, policy, list(many))
-                rows.append({"network": name, "dollars": dollars, "layout": kind, "traffic": pattern, "slow": slow})
+                plan = _plan(pattern, hosts, fabric)
+                slow = [slowdown(router, plan, each, policy, [seed]) for seed, each in zip(draws, places, strict=True)]
+                rows.append({
+                    "network": name, "dollars": dollars, "layout": kind, "traffic": pattern,
+                    "slow": statistics.median(slow), "least": min(slow), "most": max(slow),
+                })  # fmt: skip
     return rows
 
 
@@ -67,12 +93,18 @@ def _partly_shuffled(hosts: int, share: float, seed: int) -> Ints:
 
 
 def ring_grid(
-    racks: int, per_rack: int, ratios: Sequence[float], shares: Sequence[float], policy: str, seeds: int
-) -> list[list[float]]:
-    """Slowdown of a ring over oversubscription [rows] and share of misplaced ranks [columns]: medians of seeds."""
+    racks: int, per_rack: int, ratios: Sequence[float], shares: Sequence[float], policy: str, seeds: int, *,
+    fewer: bool = False,
+) -> list[list[float]]:  # fmt: skip
+    """Slowdown of a ring over oversubscription [rows] and share of misplaced ranks [columns]: medians of seeds.
+
+    A rack has as many uplinks as hosts, the slower the higher the ratio is; with ``fewer`` they are as fast as a host's
+    link, and fewer.
+    """
     found = []
     for ratio in tqdm(ratios, desc=policy, leave=False, disable=None):
-        router = Router(fabrics.leaf_spine(racks, per_rack, per_rack, ratio, parallel=False))
+        spines = round(per_rack / ratio) if fewer else per_rack
+        router = Router(fabrics.leaf_spine(racks, per_rack, spines, ratio, parallel=False))
         plan, hosts = traffic.ring(racks * per_rack), racks * per_rack
         found.append([
             statistics.median(

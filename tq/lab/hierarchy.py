@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 LINE = 64  # bytes
 _WORDS = LINE // 8
+WAYS = ("naive", "reordered", "blocked", "library")  # of a product
 
 
 @cache
@@ -149,21 +150,25 @@ def steps_up(sizes: list[int], latencies: list[float], times: float = 1.4) -> li
 
 
 def product_s(n: int, way: str, block: int = 64, seed: int = 0) -> tuple[float, float]:
-    """(seconds, largest relative error) of an fp32 product of order n: "naive", "blocked", or "library" (the BLAS that
-    PyTorch calls), all on one thread."""
+    """(seconds, largest relative error) of an fp32 product of order n, on one thread.
+
+    way: "naive"; "reordered", where rows of one factor are added to rows of the result; "blocked", which does so in
+    blocks; "library", the BLAS that PyTorch calls.
+    """
     rng = np.random.default_rng(seed)
     a, b = (rng.standard_normal((n, n), dtype=np.float32) for _ in range(2))
     c = np.empty_like(a)
     works: dict[str, Callable[[], Any]] = {
         "naive": lambda: _compiled()["naive"](a, b, c),
+        "reordered": lambda: _compiled()["blocked"](a, b, c, n),
         "blocked": lambda: _compiled()["blocked"](a, b, c, block),
         "library": lambda: torch.mm(torch.from_numpy(a), torch.from_numpy(b), out=torch.from_numpy(c)),
     }
-    if way not in works:
-        raise ValueError(f"way must be one of {', '.join(works)}; got {way!r}")
+    if way not in WAYS:
+        raise ValueError(f"way must be one of {', '.join(WAYS)}; got {way!r}")
     if way != "library":  # compiled on something small
         small = np.zeros((2, 2), np.float32)
-        _compiled()[way](*([small] * 3), *([1] if way == "blocked" else []))
+        _compiled()["naive" if way == "naive" else "blocked"](*([small] * 3), *([] if way == "naive" else [1]))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -64,9 +64,9 @@ def ahead(block: int, capacity: int, ratio: float, factor: float) -> dict[str, A
         return {"read_s": read_s, **pool.ahead(folder, block, capacity, ratio, factor * read_s)}
 
 
-def product(n: int, block: int, seed: int) -> dict[str, Any]:
+def product(n: int, block: int, seed: int, ways: Sequence[str] = hierarchy.WAYS) -> dict[str, Any]:
     """Seconds and relative error of a product in each way."""
-    found = {way: hierarchy.product_s(n, way, block, seed) for way in ("naive", "blocked", "library")}
+    found = {way: hierarchy.product_s(n, way, block, seed) for way in ways}
     return {"seconds": {way: took for way, (took, _) in found.items()}, "error": max(e for _, e in found.values())}
 
 
@@ -168,6 +168,13 @@ _FUNCTIONS: dict[str, Callable[..., dict[str, Any]]] = {
 
 
 # --- what the chapter measures ---
+def products(full: bool, seed: int) -> list[dict[str, Any]]:
+    """Products in blocks of 64; then of larger orders, without the naive one, in blocks of 256."""
+    tasks = [dict(what="product", n=n, block=64, seed=seed) for n in ((256, 512, 1024) if full else (128, 256))]
+    larger = (1024, 2048, 4096) if full else (256,)
+    return tasks + [dict(what="product", n=n, block=256, seed=seed, ways=list(hierarchy.WAYS[1:])) for n in larger]
+
+
 def sizes(full: bool) -> list[int]:
     """Bytes of the sets that latency is measured on: powers of two."""
     return [4 * KIB << k for k in range(19 if full else 13)]
@@ -194,7 +201,8 @@ def cliffs(full: bool) -> list[dict[str, Any]]:
 
 
 def streams(full: bool) -> list[dict[str, Any]]:
-    """Runs of the streamed trainer beside their forecast: tokens x layers x bits of the moments, and a wide layer."""
+    """Runs of the streamed trainer beside their forecast: tokens x layers x bits of the moments, and a wide layer; two
+    with the gradients clipped by the norm of all."""
     codes: tuple[list[int] | None, ...] = (None, [4, 8])
     if not full:
         shape = dict(layers=2, hidden=64, seq=64, batch=1, steps=4, state=None, impl="reference")
@@ -204,6 +212,7 @@ def streams(full: bool) -> list[dict[str, Any]]:
             for seq in (64, 128, 512) for layers in (8, 24) for state in codes]  # fmt: skip
     grid += [base | dict(hidden=512, seq=32, layers=12, state=state) for state in codes]
     again = [run for run in grid if run["seq"] in (32, 512)]  # these are compared in time
+    again += [base | dict(seq=512, layers=layers, state=None, clip=1.0) for layers in (8, 24)]
     turns = [(run, 0) for run in grid] + [(run, 1) for run in again]
     return [dict(what="streamed", beside=run["seq"] != 64, run=run, turn=turn) for run, turn in turns]
 

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +26,7 @@ from tq.train import chunks
 from tq.train.crew import crew
 from tq.train.model.gpt import GPTConfig
 from tq.train.split import Job, Plan
-from tq.train.traffic import counted
+from tq.train.traffic import counted, interface_bytes
 
 LOSS_TOLERANCE = 2e-6  # of the loss after five steps, in nats
 GRADIENT_TOLERANCE = 5e-6  # relative, of the first step's gradients
@@ -33,30 +36,33 @@ MIXTURE = chunks.Mixture(experts=8, chosen=2, width=128)
 
 
 def plans(ranks: int) -> dict[str, Plan]:
-    """Layouts of 4 or 8 ranks, by name."""
+    """Layouts of 2, 4 or 8 ranks, by name; those of several axes need 4 or 8."""
     n, half, micro = ranks, ranks // 2, ranks
     found = {
         "DP": Plan(dp=n),
         "ZeRO-1": Plan(dp=n, zero=1),
         "ZeRO-2": Plan(dp=n, zero=2),
         "ZeRO-3": Plan(dp=n, zero=3),
-        "HSDP": Plan(dp=n, zero=3, replicas=2),
         "TP": Plan(tp=n),
         "TP + SP": Plan(tp=n, sequence=True),
         "TP + loss-parallel": Plan(tp=n, losses=True),
         "PP, GPipe": Plan(pp=n, micro=micro, schedule="gpipe"),
         "PP, 1F1B": Plan(pp=n, micro=micro, schedule="1f1b"),
-        "PP, interleaved": Plan(pp=half, dp=2, micro=half, schedule="interleaved", chunks=2),
-        "PP, looped BFS": Plan(pp=half, dp=2, micro=half, schedule="looped-bfs", chunks=2),
-        "PP, ZB1P": Plan(pp=half, dp=2, micro=half, schedule="zb1p", chunks=2),
-        "PP, ZBV": Plan(pp=half, dp=2, micro=half, schedule="zbv", chunks=2),
-        "PP, DualPipeV": Plan(pp=half, dp=2, micro=micro, schedule="dualpipev", chunks=2),
         "PP, ZB-H2": Plan(pp=n, micro=micro, schedule="own"),
         "PP, searched": Plan(pp=n, micro=micro, schedule="own"),
         "EP": Plan(dp=n, ep=n),
         "CP": Plan(cp=n),
         "CP, balanced": Plan(cp=n, balanced=True),
     }
+    if ranks >= 4:
+        found |= {
+            "HSDP": Plan(dp=n, zero=3, replicas=2),
+            "PP, interleaved": Plan(pp=half, dp=2, micro=half, schedule="interleaved", chunks=2),
+            "PP, looped BFS": Plan(pp=half, dp=2, micro=half, schedule="looped-bfs", chunks=2),
+            "PP, ZB1P": Plan(pp=half, dp=2, micro=half, schedule="zb1p", chunks=2),
+            "PP, ZBV": Plan(pp=half, dp=2, micro=half, schedule="zbv", chunks=2),
+            "PP, DualPipeV": Plan(pp=half, dp=2, micro=micro, schedule="dualpipev", chunks=2),
+        }
     if ranks >= 8:
         found |= {
             "PP x FSDP x TP": Plan(pp=2, dp=2, tp=2, zero=2, sequence=True, micro=4),
@@ -152,23 +158,47 @@ def _plant(job: Job, fault: str) -> None:
         raise ValueError(f"fault must be one of {', '.join(FAULTS)}, got {fault!r}")
 
 
+def private_network() -> list[str]:
+    """The command that gives a crew a network of its own, whose counters nobody else moves; [] where none is allowed.
+
+    Root makes it directly, whoever is not root in a user namespace.
+    """
+    command = ["unshare", *([] if os.geteuid() == 0 else ["--map-root-user"]), "--net"]
+    with contextlib.suppress(OSError):
+        if subprocess.run([*command, "true"], capture_output=True, check=False).returncode == 0:
+            return command
+    return []
+
+
+def _interface() -> int:
+    """Bytes that have left the interface of this crew's network, now that nothing is on its way."""
+    dist.barrier()
+    time.sleep(0.02)
+    found = interface_bytes()
+    dist.barrier()
+    return found
+
+
 def measure(
     folder: Path, name: str, plan: Plan, steps: int, fault: str | None = None, config: GPTConfig = CONFIG
 ) -> dict[str, Any]:
     """One layout on this rank's group: errors against one process, bytes sent in the last step, bytes held. At least
-    two steps: DDP tells all ranks the order of its buckets once, in the second one."""
+    two steps: DDP tells all ranks the order of its buckets once, in the second one. "wire" is what all ranks together
+    sent in that step at the interface, headers included; it means something in a private network."""
     mixture = MIXTURE if plan.ep > 1 else None
     wanted = _reference(folder, mixture, config, steps)
     job = Job(plan, config, mixture, lr=LR, order=own_order(name, plan))
     if fault:
         _plant(job, fault)
-    losses, error, sent, off_rank = [], 0.0, {}, 0
+    losses, error, sent, off_rank, wire = [], 0.0, {}, 0, 0
     for number, (tokens, targets) in enumerate(batches(steps + 1, config.vocab, config.seq)):
+        before = [_interface(), _interface()] if number == steps else []  # their difference: the looking itself
         with counted() if number == steps else contextlib.nullcontext() as traffic:
             loss = job.backward(tokens, targets)
             if number == 0:
                 error = gradient_error(job, wanted["gradients"])
             job.update()
+        wire = _interface() - before[1] - (before[1] - before[0]) if before else 0
         losses.append(job.mean_loss(loss))
         if traffic is not None:
             sent = traffic.table()
@@ -179,6 +209,7 @@ def measure(
         "sent": sent,
         "formula": layout_bytes.sent(job, SEQUENCES),
         "off_rank": off_rank,
+        "wire": wire,
         "held": job.held_bytes(),
         "held_formula": layout_bytes.held(job),
         "last": losses[-1],
@@ -197,24 +228,34 @@ def proof(folder: Path, names: Sequence[str], steps: int = STEPS, faults: Sequen
 
 def prove(
     ranks: int = 8, names: Sequence[str] | None = None, steps: int = STEPS, faults: Sequence[str] = tuple(FAULTS),
-    timeout_s: float = 900.0,
+    timeout_s: float = 900.0, prefix: Sequence[str] = (),
 ) -> dict[str, list[dict[str, Any]]]:  # fmt: skip
     """{layout or fault: what each rank found}.
 
     Args:
-        ranks: 4 or 8 processes of this machine.
+        ranks: 2, 4 or 8 processes of this machine.
         names: of ``plans``; None means all.
         steps: of AdamW after which losses are compared.
         faults: of ``FAULTS``.
+        timeout_s: seconds after which the crew is stopped.
+        prefix: of the crew's command, as ``private_network`` gives it.
     """
     names = list(plans(ranks)) if names is None else list(names)
-    found = crew("tq.lab.layouts:proof", ranks, timeout_s, names=names, steps=steps, faults=list(faults))
+    found = crew("tq.lab.layouts:proof", ranks, timeout_s, prefix, names=names, steps=steps, faults=list(faults))
     return {name: [each[name] for each in found] for name in [*names, *faults]}
 
 
 def passes(found: Sequence[dict[str, Any]]) -> bool:
     """Whether a layout is the model of one process, on all ranks."""
     return all(f["loss"] <= LOSS_TOLERANCE and f["gradients"] <= GRADIENT_TOLERANCE for f in found)
+
+
+def on_the_wire(ranks: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Bytes at the interface beside those that gloo must send, of all ranks: payload, and every reduce-scatter once
+    more, which gloo runs as an all-reduce."""
+    payload = sum(sum(each["sent"].values()) for each in ranks)
+    again = sum(v for each in ranks for key, v in each["sent"].items() if key.startswith("reduce-scatter"))
+    return {"payload": payload, "gloo": payload + again, "interface": float(ranks[0]["wire"])}
 
 
 def proved(task: dict[str, Any], device: str = "cpu") -> dict[str, dict[str, Any]]:
@@ -224,8 +265,8 @@ def proved(task: dict[str, Any], device: str = "cpu") -> dict[str, dict[str, Any
         task: ranks, names, steps and faults, as ``prove`` takes them.
         device: "cpu".
     """
-    found = {}
-    for name, ranks in prove(**task).items():
+    found, alone = {}, private_network()
+    for name, ranks in prove(**task, prefix=alone).items():
         largest = max(ranks, key=lambda each: sum(each["sent"].values()))
         found[name] = {
             "passes": passes(ranks),
@@ -236,6 +277,7 @@ def proved(task: dict[str, Any], device: str = "cpu") -> dict[str, dict[str, Any
             "held_agree": all(each["held"] == each["held_formula"] for each in ranks),
             "sent": sum(largest["sent"].values()),
             "by": largest["sent"],
+            "wire": on_the_wire(ranks) if alone else None,
             "held": {kind: max(each["held"][kind] for each in ranks) for kind in ranks[0]["held"]},
         }
     return found

@@ -42,8 +42,9 @@ def _loop() -> Any:
                 got = pread(file, base + 8 * start, 8 * words, 8 * words * blocks[at])
                 if got != 8 * words:
                     return total, at
-            for i in range(start, start + words):
-                total += memory[i]
+            block = memory[start : start + words]  # from 0 on, so that the compiler sums many at once
+            for i in range(len(block)):
+                total += block[i]
         return total, -1
 
     return run

@@ -48,6 +48,7 @@ class Cost:
         weight: of W, the gradients of the weights; B takes ``input + weight``.
         transfer: from the end of a pass until its result can be used on another rank; 0 by default.
         action: of starting any pass (dispatch); 0 by default.
+        message: of starting a pass that receives or sends (F, I, B), beside ``action``; 0 by default.
 
     Raises:
         ValueError: if one of them is negative or not finite.
@@ -58,6 +59,7 @@ class Cost:
     weight: float | Sequence[float]
     transfer: float = 0.0
     action: float = 0.0
+    message: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("forward", "input", "weight"):
@@ -66,12 +68,14 @@ class Cost:
                 positive(name, one, zero=True)
         positive("transfer", self.transfer, zero=True)
         positive("action", self.action, zero=True)
+        positive("message", self.message, zero=True)
 
     def of(self, action: Action) -> float:
         """Seconds of a pass, its dispatch included."""
         names = {"F": ("forward",), "I": ("input",), "W": ("weight",), "B": ("input", "weight")}[action.kind]
         values = [getattr(self, name) for name in names]
-        return self.action + sum(v[action.stage] if isinstance(v, Sequence) else v for v in values)
+        start = self.action + (0.0 if action.kind == "W" else self.message)
+        return start + sum(v[action.stage] if isinstance(v, Sequence) else v for v in values)
 
 
 @dataclass(frozen=True)
@@ -143,13 +147,14 @@ def check(order: Order, micro_batches: int) -> None:
         raise ValueError("an order must not hold passes of other micro-batches")
 
 
-def simulate(order: Order, cost: Cost, kept: float = 1.0) -> Timing:
+def simulate(order: Order, cost: Cost, kept: float = 1.0, *, late: Sequence[Action] = ()) -> Timing:
     """When every pass runs if each rank does its list in order.
 
     Args:
         order: rank by rank, what it does.
         cost: seconds of the passes.
         kept: share of a micro-batch's activations that is held from I to W; all by default.
+        late: passes whose result leaves the rank only when the next pass of its list is over.
 
     Raises:
         ValueError: if the order can not be run: ranks wait for each other for ever.
@@ -158,6 +163,7 @@ def simulate(order: Order, cost: Cost, kept: float = 1.0) -> Timing:
     rank_of = ranks_of(order)
     last = max(rank_of)
     ended: dict[Action, float] = {}
+    held_back = set(late)
     starts: list[list[float]] = [[] for _ in order]
     ends: list[list[float]] = [[] for _ in order]
     left, moved = sum(map(len, order)), True
@@ -178,8 +184,11 @@ def simulate(order: Order, cost: Cost, kept: float = 1.0) -> Timing:
                     break
                 start = max([ends[rank][-1] if ends[rank] else 0.0, *[time for time in times if time is not None]])
                 starts[rank].append(start)
-                ended[action] = start + cost.of(action)
-                ends[rank].append(ended[action])
+                before = actions[len(ends[rank]) - 1] if ends[rank] else None
+                ends[rank].append(start + cost.of(action))
+                for done in (before, action):
+                    if done is not None and (done in held_back) == (done is before):
+                        ended[done] = ends[rank][-1]
                 left, moved = left - 1, True
     if left:
         waiting = next(a[len(e)] for a, e in zip(order, ends, strict=True) if len(e) < len(a))

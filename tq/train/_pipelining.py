@@ -8,7 +8,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.pipelining.schedules import _Action, _ComputationType, _PipelineScheduleRuntime
 
-__all__ = ["from_actions", "group_named", "runtime"]
+__all__ = ["from_actions", "group_named", "overlapped", "runtime"]
 
 
 def runtime(stages: list[Any], micro_batches: int, loss: Any, order: Sequence[Sequence[tuple[str, int, int]]]) -> Any:
@@ -32,6 +32,12 @@ def from_actions(order: dict[int, list[Any]]) -> list[list[tuple[str, int, int]]
                 actions.append((each.computation_type.value, each.stage_index, each.microbatch_index))
         found.append(actions)
     return found
+
+
+def overlapped(order: dict[int, list[Any]]) -> list[tuple[str, int, int]]:
+    """First passes of those pairs that a schedule of PyTorch overlaps: the runtime sends after both are done."""
+    pairs = [action.sub_actions for rank in sorted(order) for action in order[rank] if action and action.sub_actions]
+    return [(a.computation_type.value, a.stage_index, a.microbatch_index) for a, *_ in pairs]
 
 
 def group_named(name: str) -> dist.ProcessGroup:

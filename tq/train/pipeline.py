@@ -63,6 +63,11 @@ def order_of(run: Any) -> list[list[tuple[str, int, int]]]:
     return _pipelining.from_actions(run.pipeline_order)
 
 
+def overlapped_of(run: Any) -> list[tuple[str, int, int]]:
+    """Passes of such a schedule whose result is sent only when the next pass of the list is over, too."""
+    return _pipelining.overlapped(run.pipeline_order)
+
+
 class CodedStage(PipelineStage):
     """A stage whose edges carry codes: activations forward, their gradients backward; each opt-in.
 

@@ -115,11 +115,12 @@ class Job:
         seed: of the weights.
         lr: of AdamW.
         order: of the pipeline where the plan's schedule is "own".
+        start: weights of the whole model by name, in place of those of the seed.
     """
 
     def __init__(
         self, plan: Plan, config: GPTConfig, mixture: chunks.Mixture | None = None, seed: int = 0, lr: float = 1e-3,
-        order: Order | None = None,
+        order: Order | None = None, *, start: dict[str, Tensor] | None = None,
     ) -> None:  # fmt: skip
         if plan.ranks != dist.get_world_size():
             raise ValueError(f"the plan needs {plan.ranks} ranks, there are {dist.get_world_size()}")
@@ -131,6 +132,8 @@ class Job:
         self.own = own
         self.places = ring.places(config.seq, own["cp"], plan.cp, plan.balanced)
         gpt = chunks.model(config, seed, mixture, self._experts if plan.ep > 1 else None)
+        if start is not None:
+            gpt.load_state_dict({name: self._own_experts(name, weight) for name, weight in start.items()})
         if plan.cp > 1:
             for block in gpt.blocks:
                 block.attention.core = ring.RingAttention(  # type: ignore[union-attr]
@@ -151,6 +154,11 @@ class Job:
     def _experts(self, layer: int) -> dict[str, Any]:
         codec = self.plan.codec("experts")
         return {"group": self.axis["dp"].get_group(), "codecs": (codec, codec), "step": self.step_number}
+
+    def _own_experts(self, name: str, weight: Tensor) -> Tensor:
+        """Of the weights of all experts those of this rank; other weights as they are."""
+        split = self.plan.ep > 1 and name.endswith(("mlp.up", "mlp.down"))
+        return weight.chunk(self.plan.ep)[self.own["dp"]] if split else weight
 
     def _shared(self, part: chunks.Chunk) -> nn.Module:
         """The chunk under DDP or FSDP2, as the plan says."""

@@ -6,7 +6,7 @@ import pytest
 
 from tests.book import helpers as h
 from tests.book.rules import scaffold as s
-from tests.book.rules.scaffold import F, N
+from tests.book.rules.scaffold import F, N, P
 from tq.book.claims import ledger
 from tq.book.claims.rules import parallelism as rules
 
@@ -22,8 +22,33 @@ BY_HAND = {
     "S4-060": (3.821,),
     "S4-061": (7.211,),
     "S4-062": (1.5,),
+    # 10 * 6.738e9 / 8 + 4 * 6.738e9 / 32, + 2 * 4096^2 * 32 + .539e9 or 32 * .539e9, + 8 * 4096 * 32,000
+    "S4-111": (11.93, 27.58),
+    "S4-120": (9.643, 1.0714),  # 15/14, times 450/50
+    "S4-122": (18.80, 2.089),  # 57,344 B at 50 or 450 GB/s, over 2.415 GFLOP at .4 * 989 TFLOP/s
 }  # fmt: skip
 
+RESULTS = {
+    rules.CHAPTER: {
+        "idle/gpipe/4": 0.45, "idle/gpipe/8": 0.3, "idle/gpipe/16": 0.18,
+        "proof/passed": 24.0, "proof/layouts": 24.0, "wire/small-equal": 34.0, "wire/small": 34.0,
+        "bytes/agree": 21.0, "bytes/formulas": 21.0,
+        "idle/1f1b/4": 0.44, "idle/1f1b/8": 0.29, "idle/1f1b/16": 0.17,
+    },
+}  # fmt: skip
+TURNS: list[s.Turn] = [
+    ("S4-119", {}, F),
+    ("S4-119", {"wire/small-equal": 33.0}, P),
+    ("S4-119", {"proof/passed": 23.0, "bytes/agree": 20.0}, N),
+    ("S4-121", {}, P),
+    ("S4-121", {"idle/1f1b/16": 0.1}, F),
+    ("S4-121", {"idle/gpipe/8": 0.17}, N),
+    ("S4-121", {"idle/1f1b/8": 0.44}, N),
+]
+
+test_each_rule_follows_the_results, test_every_rule_is_turned_and_waits_for_its_results = s.result_tests(
+    rules, RESULTS, TURNS, apart=("S4-047", "S4-048")
+)
 test_each_formula_comes_to, test_every_formula_is_worked_out = s.formula_tests(rules, BY_HAND)
 
 #: source, model, billions of parameters, tensor and pipeline ways. The last five do not count: a model that was there
@@ -42,7 +67,7 @@ def runs(root: Path, *changed: str) -> None:
 
 
 def test_all_other_rules_are_formulas() -> None:
-    assert s.over_results(rules) == {"S4-047", "S4-048"}
+    assert s.over_results(rules) == {"S4-047", "S4-048", "S4-119", "S4-121"}
 
 
 @pytest.mark.parametrize(

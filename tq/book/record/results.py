@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from tq.book import paths
@@ -61,7 +62,7 @@ class Chapter:
         self.full = profile == "full"
         self._start = time.perf_counter()
         self._resumed_s = 0.0  # what pieces of an earlier, killed run took
-        self._pieces: dict[str, tuple[int, str]] = {}
+        self._pieces: dict[str, tuple[int, str, Any]] = {}
         self._results: dict[str, dict[str, Any]] = {}
         self._tables: dict[str, dict[str, Any]] = {}
         self._figures: dict[str, dict[str, Any]] = {}
@@ -109,7 +110,7 @@ class Chapter:
             unit: unit of the value; "1" (default) means none.
             low, high: ends of the interval; None (default) means no interval.
             spread: what the interval is: "none" (default), "quartiles" of repeats, "ci95" over seeds, or full "range".
-            n: number of repeats or seeds; 1 by default.
+            n: repeats or seeds.
         Raises:
             ValueError: for a bad key, NaN or infinity, or an interval without both ends and a name.
         """
@@ -143,10 +144,8 @@ class Chapter:
         values = [number(key, value) for value in (samples.tolist() if hasattr(samples, "tolist") else samples)]
         low, median, high = quartiles(values)
         if len(values) == 1:
-            self.record(key, median, unit)
-        else:
-            self.record(key, median, unit, low=low, high=high, spread="quartiles", n=len(values))
-        return median
+            return self.record(key, median, unit)
+        return self.record(key, median, unit, low=low, high=high, spread="quartiles", n=len(values))
 
     def _source_line(self) -> str:
         return source_line(self.device, self.profile, self.name)
@@ -209,7 +208,7 @@ class Chapter:
         That is source, seed, parameters, versions and device. The runner drops a finished chapter's pieces.
 
         Args:
-            name: name of the piece: a-z, 0-9, _ and -; each piece of a chapter needs its own, else ``ValueError``.
+            name: of a-z, 0-9, _ and -; each piece needs its own, or asks for an equal ``partial``: else ``ValueError``.
             compute: returns tensors, numbers, texts, None, or lists, tuples and dicts of these, else ``TypeError``. It
                 must seed its own generators, because a kept piece draws nothing.
         """
@@ -218,9 +217,10 @@ class Chapter:
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise ValueError(f"name={name!r}: accepted are a-z, 0-9, _ and -")
         # A cell may run again by hand, but two pieces of one name would silently be one.
-        moment = (display.execution(), getattr(getattr(compute, "__code__", None), "co_filename", ""))
+        asked = (compute.func, compute.args, compute.keywords) if isinstance(compute, partial) else object()
+        moment = (display.execution(), getattr(getattr(compute, "__code__", None), "co_filename", ""), asked)
         before = self._pieces.setdefault(name, moment)
-        if before is not moment and (before[0] == moment[0] or before[1] != moment[1]):
+        if before[2] != asked and (before[0] == moment[0] or before[1] != moment[1]):
             raise ValueError(f"name={name!r}: there is a piece of this name already; each needs its own")
         key = {k: self._provenance[k] for k in ("source_hash", "seed", "parameters", "versions", "device_name")}
         target = paths.pieces(self.name, self.device, self.profile) / f"{name}.pt"

@@ -183,6 +183,9 @@ class Lane:
 
     def write(self, record: int, offset: int, buffer: Tensor, end: int, free: bool = True) -> None:
         """Lets the first ``end`` bytes of the buffer go; it is free afterwards, unless it belongs to somebody."""
+        # One of each layer of a deep model would lie between the freed buffers, and the heap could not join them.
+        for one in [one for one, before in self._writing.items() if before.done() and before.exception() is None]:
+            del self._writing[one]
         self._writing[record] = self.threads.writers.submit(self._write, offset, buffer, end, free)
 
     def _write(self, offset: int, buffer: Tensor, end: int, free: bool) -> None:

@@ -34,6 +34,26 @@ def saves_memory(claim: Claim, results: Results) -> Finding:
     return found(claim, checks, text, "A model whose keys or values bear fewer bits badly.", "medium")
 
 
+DRAFTS = (4, 3, 2)  # bits of the drafts' weights
+
+
+def keeps_what_matches(claim: Claim, results: Results) -> Finding:
+    """Reproduced if with every draft all prompts get the tokens of the large model alone, and the draft of 3 bits has
+    guesses that are kept and guesses that are not. A part holds if one of both is so."""
+    prompts, kept = results(CHAPTER, "drafts/3/prompts"), results(CHAPTER, "drafts/3/kept")
+    same = min(results(CHAPTER, f"drafts/{bits}/same") for bits in DRAFTS)
+    shares = [results(CHAPTER, f"drafts/{bits}/kept") for bits in DRAFTS]
+    checks = (
+        compare("prompts with the tokens of the model alone, with the worst draft", same, prompts),
+        compare("share of the 3-bit draft's guesses that are kept", kept, 0.01, 0.99),
+    )
+    text = (
+        f"SmolLM2 checked four guesses a pass and kept {min(shares):.0%} to {max(shares):.0%} of them, by the bits of "
+        f"the draft. {same:.0f} of {prompts:.0f} prompts got the tokens that it chooses alone, with every draft."
+    )
+    return found(claim, checks, text, "A token that the large model would not have chosen.", "medium")
+
+
 def _saved(batch: int) -> float:
     """Per cent that Mixtral 8x7B takes less than a dense model of its size for a token of each of so many requests: the
     longer of reading the weights that are visited and computing, on H100."""
@@ -79,4 +99,5 @@ RULES: dict[str, Rule] = {
         "A definition of substantial above eight times.", "x", claimed=(2.0, 1e9), within=0.0,
     ),
     "S4-141": saves_memory,
+    "S4-155": keeps_what_matches,
 }  # fmt: skip

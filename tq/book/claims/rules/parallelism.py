@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from tq.book.claims.formulas import Figure, Formula, Free, RangeFormula
-from tq.book.claims.ledger import NOT_MEASURED, PRINTED, Claim, Finding, Results, Rule, found, table
-from tq.book.claims.words import compare
-from tq.systems import Layout, Transformer
+from tq.book.claims.ledger import MEASURED, NOT_MEASURED, PRINTED, Claim, Finding, Results, Rule, found, table
+from tq.book.claims.words import Check, compare
+from tq.systems import Layout, Transformer, hardware
+from tq.systems.memory import activation_bytes
 from tq.systems.pipeline import bubble_share
 from tq.systems.sharding import WEIGHTS, zero_bytes, zero_factor, zero_traffic
 
-MEMORY = "impact-memory"
+CHAPTER, MEMORY = "parallelism", "impact-memory"
+BUSY = 0.1  # idle share of a step up to which all devices count as busy
 REPLICA = Layout(tp=8, pp=16)  # of the document, and 16 experts
 EXPERTS = 16
 
@@ -55,6 +57,23 @@ def _typical(column: str, low: int, high: int, change: str) -> Rule:
     return rule
 
 
+def micro_batches(claim: Claim, results: Results) -> Finding:
+    """Micro-batching holds if the idle share of a step on four ranks falls with each doubling from 4 to 16
+    micro-batches, under GPipe and 1F1B; 1F1B keeps all devices busy if its idle share with 16 is at most a tenth."""
+    idle = {name: [results(CHAPTER, f"idle/{name}/{m}") for m in (4, 8, 16)] for name in ("gpipe", "1f1b")}
+    falls = all(each[0] > each[1] > each[2] for each in idle.values())
+    checks = (
+        Check("idle share falls from 4 over 8 to 16 micro-batches, under GPipe and 1F1B", falls),
+        compare("idle share of 1F1B with 16 micro-batches", idle["1f1b"][2], most=BUSY),
+    )
+    text = (
+        f"On four ranks whose stages wait instead of compute, 1F1B idles {idle['1f1b'][0]:.0%} of a step with 4 "
+        f"micro-batches and {idle['1f1b'][2]:.0%} with 16. GPipe idles {idle['gpipe'][0]:.0%} and "
+        f"{idle['gpipe'][2]:.0%}."
+    )
+    return found(claim, checks, text, "A pipeline with many more micro-batches than stages.", "high", basis=MEASURED)
+
+
 def _experts() -> dict[str, Figure]:
     """How many times more GPUs a replica takes for its experts."""
     spread = Layout(tp=8, pp=16, dp=EXPERTS, ep=EXPERTS, global_batch=EXPERTS)
@@ -62,6 +81,55 @@ def _experts() -> dict[str, Figure]:
         "as the document counts": REPLICA.gpus * EXPERTS / REPLICA.gpus,
         "where experts are spread over data-parallel ranks": spread.gpus / (REPLICA.gpus * spread.dp),
     }
+
+
+def split_blocks(claim: Claim, results: Results) -> Finding:
+    """Reproduced if every layout, tensor parallelism among them, on 2, 4 and 8 ranks ends as one process does, and each
+    that has a formula for its bytes (tensor parallelism: two sums a block forward, two backward) sends just these."""
+    same, layouts, small, smalls, agree, formulas = (
+        results(CHAPTER, key) for key in
+        ("proof/passed", "proof/layouts", "wire/small-equal", "wire/small", "bytes/agree", "bytes/formulas")
+    )  # fmt: skip
+    checks = (
+        compare("share of layouts equal to one process", (same + small) / (layouts + smalls), 1.0),
+        compare("share of layouts with the bytes of their formula", agree / formulas, 1.0),
+    )
+    text = (
+        f"Split by columns and then by rows, a block is measured to give the losses and gradients of one process on 2, "
+        f"4 and 8 ranks, among {layouts + smalls:.0f} layouts. Its sums end attention and the MLP: bytes agree exactly."
+    )
+    return found(claim, checks, text, "A block whose two halves are split in another way.", "high", basis=MEASURED)
+
+
+TOKENS = 4096
+OPTIMIZED = 2 + 2 + 2 + 4  # bytes per parameter: bf16 weights and gradients, two 8-bit moments, fp32 weights
+REACHED = 0.4  # share of the peak that computing experts is taken to reach
+
+
+def _seven_billion(checkpointed: bool) -> float:
+    """GB of each of eight cards at the peak of a step of one sequence of 4,096 tokens with fused attention: sharded
+    states, two gathered layers, what blocks keep, logits with their gradient and in fp32."""
+    model = Transformer.preset("llama2-7b", seq=TOKENS)
+    layer = sum(activation_bytes(model, Layout(), True))
+    held = 2 * TOKENS * model.hidden * model.layers + layer if checkpointed else layer * model.layers
+    gathered = 2 * WEIGHTS * model.parameters / model.layers
+    return (OPTIMIZED * model.parameters / 8 + gathered + held + 8 * TOKENS * model.vocab) / 1e9
+
+
+def _sixteen_over_eight(across: bool) -> float:
+    """Times as long that an all-reduce of one size takes over 16 ranks as over 8 in a node, by its slowest link."""
+    gpu = hardware.gpu("h100-80gb")
+    return (15 / 16) / (7 / 8) * (gpu.nvlink_bytes_per_s / gpu.nic_bytes_per_s if across else 1.0)
+
+
+def _exchange_share(inside: bool) -> float:
+    """Per cent of the time that computing a layer of Mixtral 8x7B takes, by which its four exchanges over eight ranks
+    last: each of two experts' inputs and outputs, forward and backward, in bf16."""
+    model, gpu = Transformer.preset("mixtral-8x7b"), hardware.gpu("h100-80gb")
+    assert model.moe is not None
+    sent = 4 * model.moe.active * model.hidden * 2 * 7 / 8
+    rate = gpu.nvlink_bytes_per_s if inside else gpu.nic_bytes_per_s
+    return 100 * (sent / rate) / (6 * model.active_parameters / model.layers / (REACHED * gpu.peak_flops))
 
 
 RULES: dict[str, Rule] = {
@@ -133,5 +201,31 @@ RULES: dict[str, Rule] = {
         "Full sharding is computed to send {0:.1f} times the bytes of data parallelism per step, because both passes "
         "all-gather the weights.",
         "A scheme that keeps the gathered weights between the passes.", "x", claimed=(1.01, 1e9), within=0.0,
+    ),
+    "S4-111": RangeFormula(
+        "10 N / 8 + two gathered layers + inputs of blocks + a layer + logits, of one sequence of 4,096 tokens",
+        lambda: {"with all four": _seven_billion(True)},
+        "On eight cards of 24 GB a 7B model is computed to take {0:.0f} GB per card for one sequence of 4,096 tokens. "
+        "Without gradient checkpointing it would take {1:.0f} GB.",
+        "Longer sequences, or a framework that keeps more copies.", "GB per card", claimed=(0.0, 24.0), within=0.0,
+        conditions=lambda: {"without checkpointing": _seven_billion(False)}, confidence="medium",
+    ),
+    "S4-119": split_blocks,
+    "S4-120": RangeFormula(
+        "(15/16) / (7/8) * NVLink over network, of one H100; substantial: at least twice as long",
+        lambda: {"16 ways over nodes of 8": _sixteen_over_eight(True)},
+        "By bandwidth, sums over 16 ranks on two nodes of eight H100 are computed to take {0:.1f} times as long as "
+        "over eight in one. Inside one NVLink domain they take {1:.2f} times as long.",
+        "Nodes of more than eight GPUs, where 16 ways stay inside.", "x", claimed=(2.0, 1e9), within=0.0,
+        conditions=lambda: {"16 ways inside one domain": _sixteen_over_eight(False)}, confidence="medium",
+    ),
+    "S4-121": micro_batches,
+    "S4-122": RangeFormula(
+        "4 * experts * hidden * 2 B * 7/8 / link over 6 * active / layers / (.4 peak); substantial: at least 10 %",
+        lambda: {"over the network of 400 Gbit/s": _exchange_share(False)},
+        "The exchanges of a Mixtral 8x7B layer over eight ranks are computed to last {0:.0f}% of its computing on H100 "
+        "at 400 Gbit/s per GPU, and {1:.0f}% over NVLink, at 40% of the peak.",
+        "Experts chosen near their tokens, or fewer per token.", "%", claimed=(10.0, 1e9), within=0.0,
+        conditions=lambda: {"over NVLink": _exchange_share(True)}, confidence="medium",
     ),
 }  # fmt: skip

@@ -65,9 +65,9 @@ def share_of_time(claim: Claim, results: Results) -> Finding:
         for name, value in slow.items()
     ]
     text = (
-        f"Gradient sync is modelled to take {_spread(fast)} of a step at 400 Gbit/s per GPU, and {_spread(slow)} at "
+        f"Gradient sync is modelled to take {_spread(fast)} of a step at 400 Gbit/s per GPU, {_spread(slow)} at "
         f"25 in {len(slow)} of {len(RUNS)} runs. All communication takes up to {max(every.values()):.0%} at 400, "
-        "mostly activations, which gradient compression does not shorten."
+        "mostly of activations."
     )
     change = "A profile of a run on InfiniBand that waits 20 to 55% of its time for gradients."
     return found(claim, checks, text, change, "medium")

@@ -146,9 +146,8 @@ RULES: dict[str, Rule] = {
     "S1-009": Free(
         PAGED, of=_paged, over=(2**10, 2**24), usual=2**14, name="step sizes in tokens", unit="%",
         confidence="medium", see=CHAPTER,
-        says="Paging to a drive is modelled to add 30 to 50%, give or take a tenth, to steps of {low:,.0f} to "
-        "{high:,.0f} tokens on a 4090. To steps of 16,384 tokens it adds {0:,.0f}%; no transfer overlaps here, and the "
-        "model's size cancels.",
+        says="Paging to a drive is modelled to add 30 to 50%, within a tenth, to steps of {low:,.0f} to {high:,.0f} "
+        "tokens on a 4090, and {0:,.0f}% to 16,384 tokens. No transfer overlaps; the model's size cancels.",
         would_change="The tokens per step behind ZeRO-Infinity's figure.",
     ),
     "S1-015": Free(

@@ -216,7 +216,7 @@ RULES: dict[str, Rule] = {
             "through all ports at once": _sixteen_over_eight(8),
         },
         "By bandwidth, sums over 16 ranks on two nodes of eight H100 are computed to take {0:.1f} times as long as "
-        "over eight in one if they pass one port, {1:.1f} times if they pass all eight. Latency is left out.",
+        "over eight in one if they pass one port, {1:.1f} times through all eight; latency aside.",
         "Nodes of more than eight GPUs, where 16 ways stay inside.", "x", claimed=(2.0, 1e9), within=0.0,
         conditions=lambda: {"16 ways inside one NVLink domain": _sixteen_over_eight(0)}, confidence="low",
     ),

@@ -118,7 +118,7 @@ def mitigations(claim: Claim, results: Results) -> Finding:
     both = Check(" and ".join(check.text for check in checks), all(check.holds for check in checks))
     first, second = said.values()
     text = (
-        "On a virtual clock that real ranks confirmed: without the slowest the loss is reached "
+        "On a virtual clock, without the slowest the loss is reached "
         f"{first[0]:.2f} (slow for good) and {first[1]:.2f} times as fast (sudden delays), with updates up to four "
         f"steps late {second[0]:.2f} and {second[1]:.2f} times. Replacing ranks was not raced."
     )

@@ -9,7 +9,7 @@ from tq.book.claims.words import Check, compare, in_part
 from tq.systems import Layout, Transformer, memory, offload
 from tq.systems.offload import Place, Plan
 
-CHAPTER, ON_A_GPU = "offload-and-single-gpu", "on-a-gpu"
+CHAPTER = "offload-and-single-gpu"
 READ = "the document's other claims, data/claims.csv"
 CARD_FLOPS, H100_FLOPS = 80e12, 400e12  # a second: half of a 4090's peak, and what runs on H100 realise
 DRIVE = Place("NVMe", 5e9, 5e9, False)
@@ -36,36 +36,6 @@ def on_one_card(claim: Claim, results: Results) -> Finding:
         f"which one computer {'can' if checks[1].holds else 'cannot'} hold."
     )
     return found(claim, checks, text, "A finished training run of 100B on one card.", "high", f"{BYTES}; 6 P T")
-
-
-def slower_with_offload(claim: Claim, results: Results) -> Finding:
-    """Reproduced if an optimizer update in host memory adds the claimed share to a step on a GPU. A part holds if
-    moments streamed from host memory add it."""
-    there = results.on_gpu(ON_A_GPU, "away/update-on-the-host") - 1
-    streamed = results.on_gpu(ON_A_GPU, "away/moments-streamed") - 1
-    least, most = (end / 100 for end in claim.bounds())
-    checks = (
-        compare("share added by an update on the host", there, least, most),
-        in_part(compare("share added by streamed moments", streamed, least, most)),
-    )
-    text = (
-        f"At 355M parameters and 8,192 tokens per step an update on the host (torchao) is measured to add {there:.0%}, "
-        f"streamed moments {streamed:.0%}. Both shares fall as the tokens per step rise."
-    )
-    return found(claim, checks, text, "The tokens per step behind ZeRO-Offload's figure.", "medium")
-
-
-def layer_in_three_memories(claim: Claim, results: Results) -> Finding:
-    """Reproduced if a layer of which a third each lies on the card, in host memory and in a file gives the bits of one
-    that lies on the card."""
-    same, over = results.on_gpu(ON_A_GPU, "split/same"), results.on_gpu(ON_A_GPU, "split/over")
-    checks = (Check("the results have the same bits", bool(same)),)
-    text = (
-        f"A layer of 67 million weights, a third on the card, in host memory and in a file each, is measured to give "
-        f"{'the same' if same else 'other'} bits in {over:.0f} times the time. The file was read by the system, not "
-        "past it."
-    )
-    return found(claim, checks, text, "The same by direct storage access.", "high")
 
 
 def not_quantization(claim: Claim, results: Results) -> Finding:
@@ -146,8 +116,6 @@ RULES: dict[str, Rule] = {
         conditions=lambda: {"of states alone": _saved(0)},
         would_change="A statement of which memory is reduced, and at which batch size.",
     ),
-    "S1-007": slower_with_offload,
-    "S1-037": layer_in_three_memories,
     "S1-008": Free(
         "1 - (a layer's 16-bit weights + activations) / (states + activations), Llama 2 7B",
         of=lambda n: _saved(round(n), 1), over=(1, 32), usual=1, name="batch sizes in sequences of 4,096 tokens",

@@ -9,8 +9,12 @@ ON_GPU: dict[str, s.Values] = {
         "124m/published/end": 0.004,
         "124m/published/largest-gap": 0.006,
         "124m/published/500": 0.03,
+        "124m/frozen-v/end": 2.6,
+        "124m/frozen-v/steps": 1500,
         "355m/4-bits/500": 0.001,
         "355m/4-bits/end": 0.001,
+        "355m/published/500": 0.03,
+        "355m/published/end": 0.004,
     },
 }
 TURNS: list[s.Turn] = [
@@ -21,14 +25,21 @@ TURNS: list[s.Turn] = [
     ("T-006", {"124m/published/500": 0.0194}, F),
     ("T-006", {"124m/published/500": 0.2}, N),
     ("T-008", {}, P),
-    ("T-008", {"124m/published/500": 0.001}, F),
+    ("T-008", {"355m/published/500": 0.001}, F),
     ("T-008", {"355m/4-bits/500": 0.004}, N),
     ("T-010", {}, P),
     ("T-010", {"124m/published/largest-gap": 0.002}, F),
     ("T-010", {"124m/published/largest-gap": 0.05}, N),
     ("S0-003", {}, P),
-    ("S0-003", {"124m/published/end": 0.001}, F),
+    ("S0-003", {"355m/published/end": 0.001}, F),
     ("S0-003", {"355m/4-bits/end": 0.01}, N),
+    ("S0-063", {}, P),
+    ("S0-063", {"355m/published/end": 0.001}, F),
+    ("S0-063", {"355m/4-bits/end": 0.01}, N),
+    ("T-005", {}, P),
+    ("T-005", {"124m/frozen-v/end": 0.6}, N),
+    ("T-005", {"124m/frozen-v/end": 9.1}, F),
+    ("T-005", {"124m/frozen-v/steps": 700}, F),
 ]  # fmt: skip
 
 test_each_rule_follows_the_results, test_every_rule_is_turned_and_waits_for_its_results = s.result_tests(

@@ -10,12 +10,6 @@ from tests.book.rules.scaffold import F, N, P, X
 from tq.book.claims import ledger
 from tq.book.claims.rules import offload_and_single_gpu as rules
 
-ON_GPU: dict[str, s.Values] = {rules.CHAPTER: {"step/torchao/fp32": 1.3, "step/host/fp32": 1.1}}
-TURNS: list[s.Turn] = [
-    ("S1-007", {}, F),
-    ("S1-007", {"step/torchao/fp32": 1.7, "step/host/fp32": 1.25}, P),
-    ("S1-007", {"step/torchao/fp32": 1.7}, N),
-]
 APART = ("S1-001", "S1-002", "S1-004", "S1-018")
 BY_HAND = {
     "S1-006": (75.07, 87.5),  # activations of `tq.systems.memory`, which its own tests count
@@ -35,15 +29,7 @@ BY_HAND = {
     "S3-057": (1.75, 0.85, 0.325),
 }  # fmt: skip
 
-test_each_rule_follows_the_results, test_every_rule_is_turned_and_waits_for_its_results = s.result_tests(
-    rules, {}, TURNS, on_gpu=ON_GPU, apart=APART
-)
 test_each_formula_comes_to, test_every_formula_is_worked_out = s.formula_tests(rules, BY_HAND)
-
-
-def test_a_cpu_decides_nothing_of_it(root: Path) -> None:
-    s.put(root, rules.CHAPTER, ON_GPU[rules.CHAPTER], "cpu")
-    assert s.verdict("S1-007").verdict == ledger.NOT_MEASURED
 
 
 @pytest.mark.parametrize(

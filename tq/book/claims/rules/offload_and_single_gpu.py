@@ -38,23 +38,6 @@ def on_one_card(claim: Claim, results: Results) -> Finding:
     return found(claim, checks, text, "A finished training run of 100B on one card.", "high", f"{BYTES}; 6 P T")
 
 
-def slower_with_offload(claim: Claim, results: Results) -> Finding:
-    """Reproduced if an optimizer update in host memory adds the claimed share to a step on a GPU. A part holds if
-    moments streamed from host memory add it."""
-    there = results.on_gpu(CHAPTER, "step/torchao/fp32") - 1
-    streamed = results.on_gpu(CHAPTER, "step/host/fp32") - 1
-    least, most = (end / 100 for end in claim.bounds())
-    checks = (
-        compare("share added by an update on the host", there, least, most),
-        in_part(compare("share added by streamed moments", streamed, least, most)),
-    )
-    text = (
-        f"At 355M parameters and 8,192 tokens per step an update on the host (torchao) is measured to add {there:.0%}, "
-        f"streamed moments {streamed:.0%}. Both shares fall as the tokens per step rise."
-    )
-    return found(claim, checks, text, "The tokens per step behind ZeRO-Offload's figure.", "medium")
-
-
 def not_quantization(claim: Claim, results: Results) -> Finding:
     """Reproduced if none of the methods that the same document lists stores quantized states."""
     own = [c for c in ledger.claims() if c.seed == claim.seed and "8-bit optimizer" in c.claim.lower()]
@@ -133,7 +116,6 @@ RULES: dict[str, Rule] = {
         conditions=lambda: {"of states alone": _saved(0)},
         would_change="A statement of which memory is reduced, and at which batch size.",
     ),
-    "S1-007": slower_with_offload,
     "S1-008": Free(
         "1 - (a layer's 16-bit weights + activations) / (states + activations), Llama 2 7B",
         of=lambda n: _saved(round(n), 1), over=(1, 32), usual=1, name="batch sizes in sequences of 4,096 tokens",

@@ -64,10 +64,11 @@ def kernel_over_python(claim: Claim, results: Results) -> Finding:
     checks = [compare(f"times as fast as PyTorch to {verb}", f, claim.bounds()[0]) for verb, f in times.items()]
     text = (
         f"Our kernels are measured to encode {times['encode']:.0f} and decode {times['decode']:.0f} times as fast as "
-        "plain PyTorch on the same GPU. The report's kernel is not published."
+        "our reference in PyTorch on the same GPU, which is cut in chunks for a CPU's cache. The report's two programs "
+        "are not published."
     )
-    change = "The source of the two implementations that the report timed."
-    return found(claim, checks, text, change, "medium")
+    change = "The source of the two implementations that the report timed, or a reference in whole tensors."
+    return found(claim, checks, text, change, "low")
 
 
 RULES: dict[str, Rule] = {

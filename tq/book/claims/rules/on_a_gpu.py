@@ -50,9 +50,8 @@ def layer_in_three_memories(claim: Claim, results: Results) -> Finding:
     same, over = results.on_gpu(CHAPTER, "split/same"), results.on_gpu(CHAPTER, "split/over")
     checks = (Check("the results have the same bits", bool(same)),)
     text = (
-        f"A layer of 67 million weights, a third on the card, in host memory and in a file each, is measured to give "
-        f"{'the same' if same else 'other'} bits in {over:.0f} times the time. The file was read by the system, not "
-        "past it."
+        f"A layer of 67 million weights, a third on the card, in host memory and in a file each, gives "
+        f"{'the same' if same else 'other'} bits in {over:.0f} times the time (measured). The system read the file."
     )
     return found(claim, checks, text, "The same by direct storage access.", "high")
 

@@ -77,3 +77,22 @@ def test_the_paper_s_code_for_inner_products() -> None:
     x = torch.randn(1, 2, 40, 64, generator=torch.Generator().manual_seed(0))
     assert (rivals.Product(4)(x) - x).square().mean() < 0.06  # pi / 2 times that of one bit less
     assert rivals.Product(4).stored(64) == 5
+
+
+def test_a_searched_range_is_never_further_away_and_a_clipped_one_is_used() -> None:
+    k = torch.randn(1, 2, 256, 64, generator=torch.Generator().manual_seed(0))
+    for bits in (4, 3, 2):
+        plain, searched = (rivals.PerChannel(bits, 128, ranges)(k) for ranges in ((1.0,), rivals.RANGES))
+        errors = [(found - k).square().view(1, 2, 2, 128, 64).sum(3) for found in (plain, searched)]
+        assert (errors[1] <= errors[0]).all() and errors[1].sum() < 0.95 * errors[0].sum()
+
+
+def test_levels_before_rotary_are_of_what_is_coded() -> None:
+    model = GPT(GPTConfig(layers=1, hidden=128, heads=2, vocab=64, seq=64))
+    ids = torch.randint(64, (4, 64), generator=torch.Generator().manual_seed(0))
+    ids[:, 0] = 63  # one token is first in all texts, and far away
+    with torch.no_grad():
+        model.embed.weight[63] *= 30
+    plain, without = (rivals.before_rotary(model, ids, 3, skipped)[0] for skipped in (0, 1))
+    assert not torch.equal(plain.offset_KD, without.offset_KD)
+    assert without.levels_L.abs().max() < 3, "outliers are not of them"

@@ -10,7 +10,7 @@ from tq import Codec
 from tq.infer.evaluate import divergence
 from tq.infer.kv import Coder, calibrate, coders, with_coded_attention
 from tq.lab import cache_rivals as rivals
-from tq.train.model import GPTConfig
+from tq.train.model import GPT, GPTConfig
 
 MODEL = sharp(GPTConfig(layers=2, hidden=128, heads=2, vocab=101, seq=128), 4).requires_grad_(False)
 

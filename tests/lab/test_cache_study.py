@@ -38,7 +38,10 @@ def test_fewer_bits_are_further_away_and_centring_helps() -> None:
 
 @pytest.mark.parametrize(
     "method",
-    ("balanced", "search", "split", "ours", "prod", "int per token", "kivi", "kivi 128", "kivi searched", "kvquant", "fp8"),
+    (
+        "balanced", "search", "split", "ours", "prod", "int per token", "kivi", "kivi 128", "kivi searched", "kvquant",
+        "fp8",
+    ),
 )
 def test_each_method_runs_with_all_tokens_coded_and_with_the_first_exact(method: str) -> None:
     found = kl((method, 3)), kl((method + cache_study.FIRST, 3))

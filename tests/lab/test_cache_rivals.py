@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from tests.infer.helpers import sharp
 from tq import Codec
 from tq.infer.evaluate import divergence
-from tq.infer.kv import Coder, calibrate, coders, with_coded_attention
+from tq.infer.kv import Coder, calibrate, coders, cores, with_coded_attention
 from tq.lab import cache_rivals as rivals
 from tq.train.model import GPT, GPTConfig
 
@@ -45,14 +47,25 @@ def test_a_loud_channel_is_what_codes_per_channel_are_for() -> None:
     assert errors[0] < 0.05 * errors[1]
 
 
-@pytest.mark.parametrize("bits", (2, 4))
-def test_keys_before_rotary_positions(bits: int) -> None:
-    codes = rivals.before_rotary(MODEL, ids(4), bits)
+def test_keys_before_rotary_positions() -> None:
+    codes = rivals.before_rotary(MODEL, ids(4), 2)
     exact = divergence(MODEL, with_coded_attention(MODEL, rivals.pairs(None, None, 2)), ids(2, 1)).kl
     found = divergence(MODEL, with_coded_attention(MODEL, rivals.pairs(codes, None, 2)), ids(2, 1)).kl
-    plain = [rivals.PerToken(bits)] * 2
+    plain = [rivals.PerToken(2)] * 2
     rough = divergence(MODEL, with_coded_attention(MODEL, rivals.pairs(plain, None, 2)), ids(2, 1)).kl
     assert exact < 1e-9 < found < rough
+
+
+@pytest.mark.parametrize("bits", (2, 3, 4))
+def test_levels_are_fitted_to_what_is_coded(bits: int) -> None:
+    seen: list[torch.Tensor] = []
+    hook = cores(MODEL)[0].register_forward_pre_hook(lambda _, given: seen.append(given[1]))
+    MODEL(ids(2, 1))
+    hook.remove()
+    fitted = rivals.before_rotary(MODEL, ids(4), bits)[0]
+    spread = torch.linspace(-3, 3, 2**bits)  # of all numbers, outliers too, evenly
+    errors = [float((code(seen[0]) - seen[0]).square().mean()) for code in (fitted, replace(fitted, levels_L=spread))]
+    assert errors[0] < 0.95 * errors[1]
 
 
 def test_channels_with_more_bits() -> None:

@@ -125,8 +125,9 @@ def keys_of(setting: Setting, method: str, bits: int) -> list[Any]:
         coarse, fine = rivals.split_codecs(bits, extra, SPLIT, size, search=5 if whole else 1)
         return [k for k, _ in coders(coarse, None, known, centred=whole, balanced=whole, fine=fine, sinks=0)]
     searched = {2: 17, 3: 17}.get(bits, 5) if method == "search" else 1
-    chosen = {"centred": method != "plain", "balanced": method in ("balanced", "search")}
-    return [k for k, _ in coders(codec(bits, size, searched), None, known, **chosen, sinks=0)]  # type: ignore[arg-type]
+    centred, balanced = method != "plain", method in ("balanced", "search")
+    made = coders(codec(bits, size, searched), None, known, centred=centred, balanced=balanced, sinks=0)
+    return [k for k, _ in made]
 
 
 def values_of(setting: Setting, method: str, bits: int) -> list[Any]:

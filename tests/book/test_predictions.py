@@ -42,6 +42,16 @@ def test_what_cannot_fail_or_be_looked_up_is_refused(tmp_path: Path, row: str, m
         judged(tmp_path, row)
 
 
+def test_a_row_may_wait_for_a_chapter_that_is_to_be_recorded_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Path] = []
+    monkeypatch.setattr(predictions, "changed", lambda recording, notebook: asked.append(notebook) or ["tq/x.py"])
+    found = judged(tmp_path, "a,demo,Any.,1,2,missing,theory,Here", "b,demo,Small.,,0.5,error,theory,Here")
+    assert [one.outcome for one in found] == ["not measured", "hit"]
+    assert asked == [tmp_path / "notebooks/demo.ipynb"]
+
+
 def test_the_book_s_own() -> None:
     found = predictions.predictions()
     ids = [one.id for one in found]

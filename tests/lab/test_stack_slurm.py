@@ -36,11 +36,12 @@ def test_a_task_runs_on_each_host(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("torchrun", (False, True))
 def test_training_is_coded_between_the_hosts(cluster: Cluster, torchrun: bool) -> None:
-    off, coded = (
-        on_cluster(STACKS["ddp"], cluster, torchrun, timeout_s=200, steps=STEPS, way=way) for way in ("off", "backend")
+    plain, coded = (
+        on_cluster(STACKS["ddp"], cluster, torchrun, timeout_s=200, steps=STEPS, way=way)
+        for way in ("forward", "backend")
     )
-    assert len(digests(coded)) == 1 and digests(coded) != digests(off) and sums(coded)["times"] > 7.4
-    assert 0 < seen(coded).sent < seen(off).sent / 6
+    assert len(digests(coded)) == 1 and digests(coded) != digests(plain) and sums(coded)["times"] > 7.4
+    assert 0 < seen(coded).sent < seen(plain).sent / 6
 
 
 def test_a_program_that_fails_is_told(cluster: Cluster) -> None:

@@ -16,9 +16,11 @@ from tq.lab.net.hosts import Lab
 from tq.lab.stacks import catalog, elastic, exits, failures, pace
 from tq.lab.stacks.__main__ import main
 from tq.lab.stacks.catalog import STACKS, Stack
-from tq.lab.stacks.compare import FRAMING, seen
+from tq.lab.stacks.compare import Seen, fewer, seen
 from tq.lab.stacks.run import StackFailed, here
 from tq.lab.stacks.task import Task
+from tq.lab.stacks.uncoded import Uncoded
+from tq.quant.codec import Codec
 from tq.train.model.gpt import PRESETS
 
 pytestmark = pytest.mark.xdist_group("ranks")
@@ -48,15 +50,33 @@ def test_ranks_share_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_task_knows_its_ways() -> None:
-    assert [Task(way=way).backend for way in ("plain", "off", "backend", "hook")] == ["gloo", "tq", "tq", "gloo"]
-    with pytest.raises(ValueError, match="way must be one of plain, off, backend, hook, optimizer, got 'none'"):
+    ways = {"plain": "gloo", "forward": "tq", "bf16": "tq", "backend": "tq", "hook": "gloo"}
+    assert {way: Task(way=way).backend for way in ways} == ways
+    with pytest.raises(ValueError, match="way must be one of plain, forward, bf16, backend, hook, optimizer, got 'no"):
         Task(way="none")
+    assert type(Task(way="hook").codec) is Codec and type(Task(way="hook", codes=False).codec) is Uncoded
+    with pytest.raises(ValueError, match="codes=False goes with a backend, a hook or an optimizer, got way='plain'"):
+        Task(codes=False)
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
+def test_without_codes_numbers_are_what_they_were(dtype: torch.dtype) -> None:
+    codec, x = Uncoded(), torch.randn(3, 100, generator=torch.Generator().manual_seed(0)).to(dtype)
+    code = codec.encode(x)
+    assert torch.equal(codec.decode(code), x) and code.nbytes == 3 * (4 * 128 + 4)
+    assert codec.at_step(1).derive("a") != codec and type(codec.at_step(1)) is Uncoded and codec != Codec()
+    total = torch.ones(300)
+    codec.decode(codec.encode(x.view(-1), factor=0.5), out=total, accumulate=True)
+    assert torch.equal(total, 1 + (x * 0.5).float().view(-1))
+    with pytest.raises(ValueError, match="rows=True"):
+        codec.encode(x, rows=True)
 
 
 def told(rank: int, digest: str) -> dict:
     step = {"all_reduce": [200.0, 25.0], "all_gather": [10.0, 10.0]}
     run = {
         "seed": 0, "valid": 3.0, "digest": digest, "seconds": [9.0, 1.0 + rank, 2.0], "sent": [900, 100, 300],
+        "held": [40, 80 + rank],
         "counted": [{"all_reduce": [999.0, 999.0]}, step, step],
     }  # fmt: skip
     return {"rank": rank, "runs": [run]}
@@ -66,20 +86,53 @@ def test_what_ranks_told_is_taken_together() -> None:
     found = seen([told(0, "a"), told(1, "a")], skip=1)
     assert found.equal and found.seconds == [2.0, 2.0] and found.step_s == 2.0 and found.sent == 200
     assert (found.gradients, found.coded, found.others) == (200.0, 25.0, 10.0)
-    assert found.on_wire(found.others) == pytest.approx(200 - 10 * FRAMING)
+    assert found.held == [120, 121] and found.sent_by_all == 400
     assert not seen([told(0, "a"), told(1, "b")], skip=1).equal
 
 
+def bytes_of(sent: float, gradients: float, coded: float, others: float) -> Seen:
+    return Seen([3.0], True, [1.0], sent, gradients, coded, others, [1, 1])
+
+
+def test_bytes_of_gradients_are_told_by_the_run_with_the_codec_off() -> None:
+    off = bytes_of(1100, 600, 610, 390)  # 1.1 at the interface for a byte that was counted; scales are ten of them
+    assert off.framing == pytest.approx(1.1)
+    assert fewer(off, bytes_of(1.1 * (390 + 80), 600, 80, 390)) == pytest.approx(600 / 80)
+    assert fewer(off, bytes_of(1.1 * (390 + 80), 0, 0, 0)) == pytest.approx(600 / 80), "a hook is not counted"
+    assert fewer(off, bytes_of(0, 600, 80, 390)) == 600 / 80, "no interface"
+    for nothing in (bytes_of(0, 600, 610, 390), bytes_of(1100, 0, 0, 0)):
+        with pytest.raises(ValueError, match="no ratio"):
+            _ = nothing.framing
+
+
 def test_fsdp_trains_alike_by_hook_and_backend_and_as_ddp() -> None:
-    ways = (("ddp", "off"), ("fsdp", "off"), ("fsdp", "backend"), ("fsdp", "hook"))
+    ways = (("ddp", "forward"), ("fsdp", "forward"), ("fsdp", "backend"), ("fsdp", "hook"))
     found = {(name, way): seen(here(STACKS[name], way=way, steps=6, seeds=[3])) for name, way in ways}
     assert all(each.equal for each in found.values())
-    plain, coded = found["fsdp", "off"], found["fsdp", "backend"]
-    assert plain.valid == pytest.approx(found["ddp", "off"].valid, abs=1e-5)
+    plain, coded = found["fsdp", "forward"], found["fsdp", "backend"]
+    assert plain.valid == pytest.approx(found["ddp", "forward"].valid, abs=1e-5)
     assert found["fsdp", "hook"].valid == coded.valid != plain.valid, "the same seeds, the same sums"
     assert plain.gradients == plain.coded == coded.gradients > 7 * coded.coded
     sharded = 4 * PRESETS["tiny"].num_parameters / 2  # a rank's weights go to the other one, in both passes
     assert coded.others == plain.others and sharded < plain.others < 2 * sharded, "the last module stays gathered"
+
+
+@pytest.mark.parametrize("name", ("ddp", "fsdp"))
+@pytest.mark.parametrize("way", ("backend", "hook"))
+def test_with_the_codec_off_a_way_trains_as_fp32_does(name: str, way: str) -> None:
+    off, plain = (seen(here(STACKS[name], steps=6, **task)) for task in ({"way": way, "codes": False}, {}))
+    assert off.equal and off.valid == pytest.approx(plain.valid, abs=1e-5)
+    if way == "backend":
+        assert off.gradients < off.coded < 1.01 * off.gradients, "a scale for each block"
+    replica = 12 * PRESETS["tiny"].num_parameters  # fp32 weights and two moments
+    assert off.held == [replica, replica] if name == "ddp" else sum(off.held) == replica and min(off.held) > 0
+
+
+@pytest.mark.parametrize("name", ("ddp", "fsdp"))
+def test_gradients_of_sixteen_bits_are_the_engine_s_own(name: str) -> None:
+    half, plain = (seen(here(STACKS[name], steps=6, way=way)) for way in ("bf16", "forward"))
+    assert half.equal and half.valid != plain.valid and half.valid == pytest.approx(plain.valid, abs=0.01)
+    assert half.gradients == half.coded == plain.gradients / 2 and half.others == plain.others
 
 
 def test_a_program_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +145,7 @@ def test_a_program_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_stacks_are_pinned_and_named() -> None:
     for stack in STACKS.values():
         assert all("==" in pin for pin in stack.needs), stack.name
-        assert set(stack.ways) <= {"backend", "hook", "optimizer"} and stack.changes
+        assert set(stack.ways) <= {"backend", "hook", "optimizer", "bf16"} and stack.changes
     assert [stack.module for stack in STACKS.values()] == list(catalog.PROGRAMS)
     assert all(importlib.util.find_spec(program) for program in catalog.PROGRAMS)
 
@@ -126,6 +179,33 @@ def test_a_broken_group_is_told_on_all_ranks(kind: str) -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["told"] == found["asked"] and found["s"] < 10, found
+    taken = {"two_hooks": failures.EXACT, "two_warmups": found["at"], "two_codecs": 0, "two_versions": 0}
+    assert set(found["steps"]) == {taken[kind]} if kind in taken else max(found["steps"]) >= found["at"] - 1, found
+
+
+@pytest.mark.parametrize(("starts", "ends", "told"), [(1.5, 0.0, 3), (0.0, 30.0, 0)])
+def test_ranks_are_waited_for_from_the_moment_that_something_is_wrong(starts: float, ends: float, told: int) -> None:
+    program = f"""
+import json, time
+from tq.lab.stacks import failures
+def slow(trial):
+    time.sleep({starts})  # as while kernels are compiled
+    trial.tell()
+    time.sleep({ends})
+    raise RuntimeError("of all ranks")
+failures.PATIENCE_S, failures.KINDS["slow"] = 1.0, slow
+print(json.dumps(failures.trial("slow", 0)))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=25, check=True)
+    assert json.loads(done.stdout.splitlines()[-1])["told"] == told
+
+
+def test_kills_are_drawn_among_exact_and_quantized_steps() -> None:
+    found = [failures.drawn("rank_dies", seed) for seed in range(40)]
+    assert found == [failures.drawn("rank_dies", seed) for seed in range(40)]
+    ranks, steps, moments = (set(each) for each in zip(*found, strict=True))
+    assert ranks == {0, 1, 2} and len(steps) > 10 and len(moments) == 40
+    assert min(steps) < failures.EXACT <= max(steps) < 2 * failures.EXACT
 
 
 @pytest.mark.parametrize("kind", exits.KINDS)  # the chapter runs them often

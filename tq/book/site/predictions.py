@@ -1,6 +1,8 @@
 """Predictions of the chapters, each judged by the recorded result: hit, miss or not measured.
 
 `data/predictions.csv` holds one row a prediction: the sentence, the range that it allowed, and the key of the result.
+A prediction stands there before the run that tests it: of a chapter that is to be recorded again, beside a recording
+that lacks its key.
 """
 
 from __future__ import annotations
@@ -12,10 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tq.book import paths
+from tq.book.record.dependencies import changed
 
 HIT, MISS, OPEN = "hit", "miss", "not measured"
 COLUMNS = ("id", "chapter", "prediction", "least", "most", "key", "why", "source")
 DEVICE, PROFILE = "cpu", "full"
+_OPEN = {"value": None, "unit": "1"}
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,7 @@ def predictions(root: Path | None = None) -> list[Prediction]:
     """Every prediction of the book, in the order of the file.
 
     Raises ``ValueError`` for a row without any bound, with bounds in the wrong order, or whose chapter has a full
-    recording that lacks its key.
+    recording of its sources of today that lacks its key.
     """
     base = (root or paths.root()) / "data"
     with open(base / "predictions.csv", encoding="utf-8", newline="") as file:
@@ -64,9 +68,11 @@ def predictions(root: Path | None = None) -> list[Prediction]:
         if least > most or (math.isinf(least) and math.isinf(most)):
             raise ValueError(f"{row['id']}: least={row['least']!r}, most={row['most']!r} is no range")
         recording = paths.read_json(base / "results" / DEVICE / PROFILE / f"{row['chapter']}.json")
-        if recording is not None and row["key"] not in recording["results"]:
-            raise ValueError(f"{row['id']}: {row['chapter']} has recorded no {row['key']!r}")
-        entry = recording["results"][row["key"]] if recording else {"value": None, "unit": "1"}
+        entry = _OPEN if recording is None else recording["results"].get(row["key"])
+        if recording is not None and entry is None:
+            if not changed(recording, base.parent / "notebooks" / f"{row['chapter']}.ipynb"):
+                raise ValueError(f"{row['id']}: {row['chapter']} has recorded no {row['key']!r}")
+            entry = _OPEN  # until the chapter is recorded again
         value = None if entry["value"] is None else float(entry["value"])
         unit = str(entry["unit"])
         head = (row["id"], row["chapter"], row["prediction"], least, most)

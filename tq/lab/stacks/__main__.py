@@ -22,6 +22,7 @@ def main(argv: list[str] | None = None) -> int:
     run.add_argument("name", choices=STACKS)
     run.add_argument("--way", choices=WAYS, default="backend", help="how gradients are coded (default: backend)")
     run.add_argument("--steps", type=int, default=20, help="default: 20")
+    run.add_argument("--no-codes", action="store_true", help="the same way with the codec off: it sends fp32")
     asked = parser.parse_args(argv)
     if asked.command == "list":
         for stack in STACKS.values():
@@ -36,7 +37,7 @@ def main(argv: list[str] | None = None) -> int:
         stack = STACKS[asked.name]
         if why := stack.obstacle():
             raise StackFailed(why)
-        told = here(stack, way=asked.way, steps=asked.steps)
+        told = here(stack, way=asked.way, steps=asked.steps, codes=not asked.no_codes)
     except (StackFailed, subprocess.CalledProcessError) as error:
         print(f"stacks: {error}", file=sys.stderr)
         return 1

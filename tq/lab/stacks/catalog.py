@@ -82,8 +82,8 @@ PYDANTIC = (
 STACKS = {
     stack.name: stack
     for stack in (
-        Stack("ddp", "PyTorch DDP", ways=("backend", "hook"), changes='`init_process_group("tq")`'),
-        Stack("fsdp", "PyTorch FSDP2", ways=("backend", "hook"), changes='`init_process_group("tq")`'),
+        Stack("ddp", "PyTorch DDP", ways=("backend", "hook", "bf16"), changes='`init_process_group("tq")`'),
+        Stack("fsdp", "PyTorch FSDP2", ways=("backend", "hook", "bf16"), changes='`init_process_group("tq")`'),
         Stack(
             "lightning", "Lightning 2.6.6, DDPStrategy", LIGHTNING, ("backend", "hook"),
             '`DDPStrategy(process_group_backend="tq")`',

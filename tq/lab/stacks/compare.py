@@ -1,4 +1,4 @@
-"""What a stack's ranks told, taken together: losses, equal replicas, bytes and times."""
+"""What a stack's ranks told, taken together: losses, equal replicas, bytes, times, and what each rank holds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-FRAMING = 1514 / 1448  # bytes of a full frame over those of its payload: Ethernet, IP and TCP with time stamps
 GRADIENTS = ("all_reduce", "reduce_scatter")
 
 
@@ -23,6 +22,7 @@ class Seen:
         gradients: bytes per step of sums and means at a rank, as they would be sent plain, by the backend's counters.
         coded: the same, as they were sent.
         others: bytes per step of everything else that the backend counted.
+        held: bytes of weights and moments that each rank keeps between steps: of sharded ones its own shards.
     """
 
     valid: list[float]
@@ -32,14 +32,42 @@ class Seen:
     gradients: float
     coded: float
     others: float
+    held: list[int]
 
     @property
     def step_s(self) -> float:
         return statistics.median(self.seconds)
 
-    def on_wire(self, others: float) -> float:
-        """Bytes per step of gradients at the interface: all that left it without ``others``, counted before headers."""
-        return self.sent - FRAMING * others
+    @property
+    def sent_by_all(self) -> float:
+        """Bytes per step at the interfaces of all ranks together."""
+        return self.sent * len(self.held)
+
+    @property
+    def framing(self) -> float:
+        """Bytes at the interface for one that the backend counted: headers, acknowledgements, checks between ranks.
+
+        Raises:
+            ValueError: there was no interface, or nothing was counted, as of a hook on gloo.
+        """
+        if not self.sent or not self.coded + self.others:
+            raise ValueError(f"{self.sent:g} bytes were sent and {self.coded + self.others:g} counted: no ratio")
+        return self.sent / (self.coded + self.others)
+
+
+def fewer(off: Seen, ours: Seen) -> float:
+    """How many times fewer bytes of gradients leave a rank's interface than plain fp32 would take there.
+
+    What is no gradient was counted in the run with the codec off, and takes the bytes at the interface that a counted
+    byte took in that run. The scales that ``Uncoded`` sends with its numbers are not part of plain fp32.
+
+    Args:
+        off: the engine on the backend with the codec off.
+        ours: of the same engine; without an interface, by the backend too, whose counts are compared then.
+    """
+    if not ours.sent:
+        return ours.gradients / ours.coded
+    return off.framing * off.gradients / (ours.sent - off.framing * off.others)
 
 
 def seen(told: Sequence[dict[str, Any]], skip: int = 2) -> Seen:
@@ -66,4 +94,5 @@ def seen(told: Sequence[dict[str, Any]], skip: int = 2) -> Seen:
         equal=all(len({run["digest"] for run in of_seed}) == 1 for of_seed in zip(*runs, strict=True)),
         seconds=seconds, sent=statistics.fmean(sent) if sent else 0.0,
         gradients=per_step(0, True), coded=per_step(1, True), others=per_step(1, False),
+        held=[sum(rank[-1]["held"]) for rank in runs],
     )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -22,6 +23,7 @@ from tq.lab.stacks.catalog import ROOT
 from tq.lab.stacks.task import OUT, TASK
 
 PATIENCE_S = 60.0
+LATER = (2, 17)  # steps that all hosts take together before the next kill: drawn, so that it falls anywhere
 # Without it, workers of torch 2.13 meet under a number of restarts that each agent counts by itself.
 SETTINGS = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 # An agent counts as gone after three intervals without a sign of life; by default they are of 5 s.
@@ -98,12 +100,13 @@ class Job:
             self._kept.cleanup()
 
 
-def churn(lab: Lab, turns: int, **task: Any) -> dict[str, Any]:
+def churn(lab: Lab, turns: int, seed: int = 0, **task: Any) -> dict[str, Any]:
     """The last host of a lab is killed and comes back, so many times.
 
     Args:
         lab: at least three hosts.
         turns: how often.
+        seed: draws how many steps are taken before each kill.
         task: fields of ``Task``.
 
     Returns:
@@ -114,7 +117,7 @@ def churn(lab: Lab, turns: int, **task: Any) -> dict[str, Any]:
     Raises:
         HostsFailed: where a job does not go on within a minute.
     """
-    hosts, last = len(lab.hosts), len(lab.hosts) - 1
+    hosts, last, drawn = len(lab.hosts), len(lab.hosts) - 1, random.Random(f"churn-{seed}")
     told: list[dict[str, Any]] = []
     found: dict[str, Any] = {"lost_s": [], "back_s": [], "lost_steps": []}
     carried = []
@@ -122,7 +125,7 @@ def churn(lab: Lab, turns: int, **task: Any) -> dict[str, Any]:
         began = time.time()
         for host in range(hosts):
             job.start(host)
-        job.wait(hosts, began, told)
+        job.wait(hosts, began, told, drawn.randrange(*LATER))
         for _ in tqdm(range(turns), desc="hosts lost", disable=None):
             before, began = max(one["step"] for one in told), time.time()
             job.lose(last)
@@ -131,7 +134,7 @@ def churn(lab: Lab, turns: int, **task: Any) -> dict[str, Any]:
             found["lost_steps"].append(before + 1 - first)
             began = time.time()
             job.start(last)
-            found["back_s"].append(job.wait(hosts, began, told))
+            found["back_s"].append(job.wait(hosts, began, told, drawn.randrange(*LATER)))
             carried += [went_on, _went_on(told, began, hosts)[1]]
     return {**found, "equal": _equal(told), "carried": all(carried)}
 

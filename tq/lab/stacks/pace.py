@@ -1,5 +1,8 @@
 """Steps of DDP in turn, each way in its own replica: what a backend costs beside gloo, and beside the hook.
 
+"off" hands everything to gloo. "hook-fp32" and "backend-fp32" do all that hook and backend do, and code nothing; "bf16"
+is PyTorch's own hook.
+
 To be called on the ranks of a ``Crew`` whose group is gloo's. All replicas live in the same processes and step one
 after the other, in an order that turns, so that what disturbs one disturbs all.
 """
@@ -14,28 +17,32 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import tq.backend
+from tq.lab.net.workloads import bf16
 from tq.lab.stacks.task import Learner, Windows
+from tq.lab.stacks.uncoded import Uncoded
 from tq.quant.codec import Codec
 from tq.train.hooks import HookState, ddp_hook
 from tq.train.model.corpus import load
 from tq.train.model.gpt import PRESETS
 
-WAYS = ("gloo", "off", "hook", "backend")
+WAYS = ("gloo", "bf16", "off", "hook-fp32", "backend-fp32", "hook", "backend")
 _Made = tuple[DistributedDataParallel, torch.optim.Optimizer]
 _made: dict[str, dict[str, _Made]] = {}
 
 
 def _replica(way: str, preset: str, bits: int, bucket_mb: float) -> _Made:
-    group = None
-    if way in ("off", "backend"):
+    group, codec = None, Uncoded(bits) if way.endswith("-fp32") else Codec(bits)
+    if way in ("off", "backend", "backend-fp32"):
         codes = frozenset() if way == "off" else tq.backend.Config().codes
-        tq.backend.configure(tq.backend.Config(Codec(bits), warmup=0), codes=codes)
+        tq.backend.configure(tq.backend.Config(codec, warmup=0), codes=codes)
         group = dist.new_group(backend="tq")
     model = DistributedDataParallel(
         Learner(preset, 0), process_group=group, bucket_cap_mb=bucket_mb, gradient_as_bucket_view=True
     )
-    if way == "hook":
-        model.register_comm_hook(HookState(Codec(bits), warmup=0), ddp_hook)
+    if way == "bf16":
+        model.register_comm_hook(None, bf16)
+    elif way in ("hook", "hook-fp32"):
+        model.register_comm_hook(HookState(codec, warmup=0), ddp_hook)
     return model, torch.optim.AdamW(model.parameters(), lr=1e-3)
 
 

@@ -20,8 +20,8 @@ class StackFailed(RuntimeError):
 
 
 def _environment(stack: Stack, task: dict[str, Any], folder: str) -> dict[str, str]:
-    if (way := task.get("way", "plain")) not in ("plain", "off", *stack.ways):
-        raise ValueError(f"way must be one of plain, off, {', '.join(stack.ways)} with {stack.title}, got {way!r}")
+    if (way := task.get("way", "plain")) not in ("plain", "forward", *stack.ways):
+        raise ValueError(f"way must be one of plain, forward, {', '.join(stack.ways)} with {stack.title}, got {way!r}")
     said = [str(stack.folder), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**stack.environment, "PYTHONPATH": os.pathsep.join(said), TASK: json.dumps(task), OUT: folder}
 
@@ -43,7 +43,7 @@ def on_hosts(stack: Stack, lab: Lab, timeout_s: float = 600, **task: Any) -> lis
         task: fields of ``Task``.
 
     Returns:
-        What each rank told: {"runs": [{"seed", "valid", "digest", "seconds", "sent"}], "counts": ...}.
+        What each rank told: {"runs": [{"seed", "valid", "digest", "held", "seconds", "sent", "counted"}], "counts"}.
 
     Raises:
         HostsFailed, StackFailed: where the program does not end well.

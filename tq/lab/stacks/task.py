@@ -22,12 +22,14 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler, S
 
 import tq.backend
 from tq.lab.net.workloads import _sent_bytes as sent_bytes
+from tq.lab.stacks.uncoded import Uncoded
 from tq.quant.codec import Codec
 from tq.train.model.corpus import Corpus, load
 from tq.train.model.gpt import GPT, PRESETS
+from tq.train.shards import local
 
 TASK, OUT = "TQ_STACK_TASK", "TQ_STACK_OUT"  # environment: JSON of the fields of a Task; folder of what ranks tell
-WAYS = ("plain", "off", "backend", "hook", "optimizer")
+WAYS = ("plain", "forward", "bf16", "backend", "hook", "optimizer")
 HELD_OUT = 8  # batches
 
 
@@ -42,6 +44,14 @@ def counted() -> Counted:
             plain, sent = found.get(kind, (0.0, 0.0))
             found[kind] = plain + count.plain, sent + count.sent
     return found
+
+
+def _between(before: Counted, after: Counted) -> dict[str, list[float]]:
+    """What was counted from one moment to a later one."""
+    return {
+        kind: [new - old for new, old in zip(both, before.get(kind, (0.0, 0.0)), strict=True)]
+        for kind, both in after.items()
+    }
 
 
 class Learner(nn.Module):
@@ -83,9 +93,10 @@ class Task:
     """What is asked of a program of a stack, and what it tells.
 
     Attributes:
-        way: how gradients are coded: "plain" (not at all), by a "backend", a "hook" or an "optimizer"; "off" is the
-            backend that codes nothing.
+        way: how gradients are coded: "plain" (not at all), by a "backend", a "hook" or an "optimizer". "forward" is the
+            backend that hands everything to gloo; so is "bf16", with the engine's own gradients in 16 bits.
         bits: of the codec.
+        codes: False: backend, hook and optimizer do all that they do, and send fp32 (``Uncoded``).
         warmup: first steps with exact gradients.
         seeds: of the models and of the order of their batches; one training run each.
         steps: of each run.
@@ -98,6 +109,7 @@ class Task:
 
     way: str = "plain"
     bits: int = 4
+    codes: bool = True
     warmup: int = 0
     seeds: list[int] = field(default_factory=lambda: [0])
     steps: int = 20
@@ -110,25 +122,30 @@ class Task:
     def __post_init__(self) -> None:
         if self.way not in WAYS:
             raise ValueError(f"way must be one of {', '.join(WAYS)}, got {self.way!r}")
+        if not self.codes and self.way not in ("backend", "hook", "optimizer"):
+            raise ValueError(f"codes=False goes with a backend, a hook or an optimizer, got way={self.way!r}")
         self.told: list[dict[str, Any]] = []
         self._steps: list[tuple[float, int, Counted]] = []
+        self._optimizer: torch.optim.Optimizer | None = None
 
     @classmethod
     def asked(cls) -> Task:
         """As the environment says, the defaults where it says nothing; and so are the settings of the backend."""
         task = cls(**json.loads(os.environ.get(TASK, "{}")))
-        codes = {"TQ_CODES": ""} if task.way == "off" else {}
+        codes = {"TQ_CODES": ""} if task.way in ("forward", "bf16") else {}
         os.environ.update({"TQ_BITS": str(task.bits), "TQ_WARMUP": str(task.warmup), **codes})
+        if not task.codes:  # which no variable can say
+            tq.backend.configure(tq.backend.Config(task.codec, warmup=task.warmup))
         return task
 
     @property
     def backend(self) -> str:
         """Name for ``init_process_group``, and what stands for it in other engines."""
-        return "tq" if self.way in ("backend", "off") else "gloo"
+        return "tq" if self.way in ("backend", "forward", "bf16") else "gloo"
 
     @property
     def codec(self) -> Codec:
-        return Codec(bits=self.bits)
+        return Codec(bits=self.bits) if self.codes else Uncoded(bits=self.bits)
 
     @property
     def rank(self) -> int:
@@ -162,7 +179,8 @@ class Task:
         return DataLoader(dataset, self.share, sampler=dealt)
 
     def optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(parameters, lr=self.lr)
+        self._optimizer = torch.optim.AdamW(parameters, lr=self.lr)
+        return self._optimizer
 
     def stepped(self) -> None:
         """To be called after each step of the optimizer."""
@@ -176,29 +194,39 @@ class Task:
             found.update(each.detach().float().cpu().contiguous().numpy().tobytes())
         return found.hexdigest()
 
+    def held(self, parameters: Iterable[Tensor]) -> tuple[int, int]:
+        """Bytes that this rank keeps between steps: (weights, AdamW's moments), of sharded ones its shards."""
+        states = self._optimizer.state.values() if self._optimizer is not None else ()
+        kept = [each for state in states for each in state.values() if isinstance(each, Tensor) and each.numel() > 1]
+        shards = [getattr(each, "ds_tensor", each) for each in parameters]  # DeepSpeed's ZeRO-3; FSDP2's are DTensors
+        weights, moments = (sum(local(each).nbytes for each in part) for part in (shards, kept))
+        return weights, moments
+
     @torch.no_grad()
-    def ended(self, seed: int, loss: Callable[[Tensor, Tensor], Tensor], parameters: Iterable[Tensor]) -> None:
+    def ended(
+        self, seed: int, loss: Callable[[Tensor, Tensor], Tensor], parameters: Iterable[Tensor],
+        shards: Iterable[Tensor] | None = None,
+    ) -> None:  # fmt: skip
         """To be called after each run, by all ranks together.
 
         Args:
             seed: of the run.
             loss: of (ids, targets), int64 [B, T] both.
             parameters: whole ones, of this rank's replica.
+            shards: the engine's own, where it keeps a part of them on each rank.
         """
-        digest = self.digest(parameters)
+        whole = list(parameters)
+        digest, held = self.digest(whole), self.held(whole if shards is None else shards)
         seq, losses = PRESETS[self.preset].seq, []
         for number in range(HELD_OUT):
             ids, targets = self.corpus.batch(number, self.batch, seq, 0, "valid")
             losses.append(float(loss(ids, targets)))
-        times, sent, kinds = zip(*self._steps, strict=True)
+        times, sent, totals = zip(*self._steps, strict=True)
         self.told.append({
-            "seed": seed, "valid": sum(losses) / len(losses), "digest": digest,
+            "seed": seed, "valid": sum(losses) / len(losses), "digest": digest, "held": held,
             "seconds": [after - before for before, after in zip(times, times[1:], strict=False)],
             "sent": [after - before for before, after in zip(sent, sent[1:], strict=False)],
-            "counted": [
-                {kind: [x - y for x, y in zip(after[kind], before.get(kind, (0.0, 0.0)), strict=True)] for kind in after}
-                for before, after in zip(kinds, kinds[1:], strict=False)
-            ],
+            "counted": [_between(before, after) for before, after in zip(totals, totals[1:], strict=False)],
         })  # fmt: skip
         self._steps.clear()
         tq.backend.load_state_dict(dict.fromkeys(tq.backend.groups(), 0))  # the next run has first steps of its own

@@ -30,7 +30,7 @@ for seed in task.seeds:
     parameters = list(model.parameters())
     with deepspeed.zero.GatheredParameters(parameters):  # of which stage 3 keeps a part on each rank
         whole = [each.detach().clone() for each in parameters]
-    task.ended(seed, engine, whole)
+    task.ended(seed, engine, whole, shards=parameters)
     engine.destroy()
 
 task.close()

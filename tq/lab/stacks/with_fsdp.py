@@ -1,7 +1,8 @@
 """PyTorch's FSDP2: the name of the backend, or a reduce-scatter of its own."""
 
+import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 import tq.backend  # noqa: F401
@@ -10,13 +11,14 @@ from tq.train.hooks import ReduceScatter
 
 task = Task.asked()
 dist.init_process_group(task.backend)
+policy = MixedPrecisionPolicy(reduce_dtype=torch.bfloat16 if task.way == "bf16" else None)  # 16 bits, to compare
 
 for seed in task.seeds:
     model = task.model(seed)
     units = *model.gpt.blocks, model
     scatter = ReduceScatter(task.codec, warmup=task.warmup * len(units))
     for unit in units:
-        fully_shard(unit)
+        fully_shard(unit, mp_policy=policy)
         if task.way == "hook":
             unit.set_custom_reduce_scatter(scatter)
     optimizer = task.optimizer(model.parameters())
@@ -25,7 +27,8 @@ for seed in task.seeds:
         model(ids, targets).backward()
         optimizer.step()
         task.stepped()
-    task.ended(seed, model, (each.full_tensor() for each in model.parameters() if isinstance(each, DTensor)))
+    whole = (each.full_tensor() for each in model.parameters() if isinstance(each, DTensor))
+    task.ended(seed, model, whole, shards=model.parameters())
 
 task.close()
 dist.destroy_process_group()

@@ -20,7 +20,8 @@ class Sharded(Module):
         """There is no DDP to hook into."""
 
     def on_train_end(self) -> None:
-        self.task.ended(self.seed, self.net, (each.full_tensor() for each in self.parameters()))
+        whole = (each.full_tensor() for each in self.parameters())
+        self.task.ended(self.seed, self.net, whole, shards=self.parameters())
         self.task.close(hooked=self.state.step)
 
 

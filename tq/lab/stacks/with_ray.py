@@ -14,6 +14,8 @@ def known() -> None:
     """Run at the start of each process of Ray's: it makes the process group before it looks at the user's code."""
     import tq.backend  # noqa: F401
 
+    Task.asked()  # its settings
+
 
 def train() -> None:
     task = Task.asked()

@@ -59,7 +59,8 @@ for seed in task.seeds:
         (model(ids, targets) / task.ranks).backward()  # it sums gradients: a mean over tokens is the loss's
         optimizer.step()
         task.stepped()
-    task.ended(seed, model, (each.full_tensor() for each in model.parameters() if isinstance(each, DTensor)))
+    whole = (each.full_tensor() for each in model.parameters() if isinstance(each, DTensor))
+    task.ended(seed, model, whole, shards=model.parameters())
 
 task.close()
 dist.destroy_process_group()

@@ -257,7 +257,8 @@ RULES: dict[str, Rule] = {
         name="prices in dollars per GB and month", unit="dollars", claimed=(10e3, 99e3), within=0.1, see=CHAPTER,
         conditions=lambda: {"if the last ten are kept": _stored_usd(1.27, 0.03) / 144},
         says="A ratio of 1.27 is modelled to save ${0:,.0f} per month of storage at $0.03 per GB if every checkpoint "
-        "is kept. Tens of thousands need ${low:.3f} or more; with ten checkpoints kept it saves ${1:,.0f}.",
+        "is kept. Tens of thousands, within a tenth, need ${low:.3f} or more; with ten checkpoints kept it "
+        "saves ${1:,.0f}.",
         would_change="A statement of how many checkpoints are kept.",
     ),
     "S4-081": RangeFormula(

@@ -8,7 +8,7 @@ from tq.book.claims.words import Check
 
 SAID = {  # id in data/sources.csv -> what the reason says of it
     "only-framework-deepseek": "DeepSeek-V3 keeps activations and sends expert inputs in FP8, with AdamW",
-    "only-framework-fp8-lm": "FP8-LM sends 8-bit gradients and keeps 8-bit Adam states",
+    "only-framework-fp8-lm": "FP8-LM sends 8-bit gradients and keeps Adam's states in 8 and 16 bits",
 }
 
 

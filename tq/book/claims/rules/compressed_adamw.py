@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-from tq.book.claims.ledger import LIMIT, MEASURED, NOT_MEASURED, UNDECIDED, Claim, Finding, Results, Rule, found
+from tq.book.claims.ledger import LIMIT, MEASURED, UNDECIDED, Claim, Finding, Results, Rule, found
 from tq.book.claims.words import Check, compare, in_part
 
 CHAPTER = "compressed-adamw"
 SAME = 0.01  # nats that a run may end above another and count as the same, where a claim names no margin
-
-
-def frozen_variance(claim: Claim, results: Results) -> Finding:
-    """The claim is one at 124 million parameters, and nothing smaller decides it."""
-    gap = results(CHAPTER, "frozen-v-4-4/gap")
-    text = (
-        f"Not measured at 124M. At a quarter of a million parameters, 4 bits with a second moment frozen after a fifth "
-        f"of the run end {gap:+.3f} nats from AdamW."
-    )
-    return Finding(NOT_MEASURED, text, "The run 124m-frozen-v-0 of the campaign.")
 
 
 def mixed_precision(claim: Claim, results: Results) -> Finding:
@@ -52,16 +42,6 @@ def drop_in(claim: Claim, results: Results) -> Finding:
     return found(claim, checks, text, "The source of their optimizer.", "medium")
 
 
-def loss_gap(claim: Claim, results: Results) -> Finding:
-    """The claim is one at 355 million parameters, and nothing smaller decides it."""
-    mean, high = results(CHAPTER, "million/published/gap"), results(CHAPTER, "million/published/gap-high")
-    text = (
-        f"Not measured at 355M. At a million parameters, on another corpus, the published scheme, as rebuilt here, "
-        f"ends {mean:+.3f} nats from AdamW, at most {high:+.3f}."
-    )
-    return Finding(NOT_MEASURED, text, "The runs 355m of the campaign.")
-
-
 def long_run(claim: Claim, results: Results) -> Finding:
     """A limit that the authors state. It is lifted here by pairs of that length that end within a hundredth of a
     nat."""
@@ -80,7 +60,5 @@ def long_run(claim: Claim, results: Results) -> Finding:
 RULES: dict[str, Rule] = {
     "S0-051": mixed_precision,
     "S0-058": long_run,
-    "S0-063": loss_gap,
-    "T-005": frozen_variance,
     "T-021": drop_in,
 }

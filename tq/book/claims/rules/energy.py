@@ -57,8 +57,8 @@ def gpt3_energy(claim: Claim, results: Results) -> Finding:
     """Reproduced if the published estimate comes to the claimed energy. The estimate is not a metered total."""
     computed = results(CHAPTER, "gpt3/computed") / 1000
     text = (
-        f"Patterson et al. print {computed:.2f} GWh for GPT-3, computed from 14.8 days on an assumed 10,000 V100 at "
-        "330 W each. The 330 W were metered on another system; the run itself was not metered."
+        f"Patterson et al. print {computed:.2f} GWh for GPT-3, computed from 14.8 days of an assumed 10,000 V100 at "
+        "330 W, times 1.1 for the building. The 330 W were metered on another system; the run itself was not metered."
     )
     checks = (compare("GWh as published", computed, *claim.bounds()),)
     return found(claim, checks, text, "A metered energy total of the GPT-3 run.", "medium", "hours * 330 W * 1.1")
@@ -144,8 +144,8 @@ RULES: dict[str, Rule] = {
     ),
     "S4-157": RangeFormula(
         "dense 16-bit peak / power, of each generation over the one before", _efficiency,
-        "By data sheets operations per joule grow at least {0:.1f}-fold with each generation from V100 to B200, by "
-        "rated nodes {1:.1f}-fold from A100 on. Metered efficiency in training was not compared.",
+        "By data sheets operations per joule grow {0:.2f}-fold or more with each generation from V100 to B200, by "
+        "rated nodes {1:.2f}-fold from A100 on. Metered efficiency in training was not compared.",
         "A generation of GPU with fewer operations per joule than the last.", "x", claimed=(1.05, 1e9), within=0.0,
         confidence="medium",
     ),

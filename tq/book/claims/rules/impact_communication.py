@@ -65,9 +65,9 @@ def share_of_time(claim: Claim, results: Results) -> Finding:
         for name, value in slow.items()
     ]
     text = (
-        f"Gradient sync is modelled to take {_spread(fast)} of a step at 400 Gbit/s per GPU, and {_spread(slow)} at "
-        f"25. All communication takes up to {max(every.values()):.0%} at 400, mostly activations, which gradient "
-        "compression does not shorten."
+        f"Gradient sync is modelled to take {_spread(fast)} of a step at 400 Gbit/s per GPU, {_spread(slow)} at "
+        f"25 in {len(slow)} of {len(RUNS)} runs. All communication takes up to {max(every.values()):.0%} at 400, "
+        "mostly of activations."
     )
     change = "A profile of a run on InfiniBand that waits 20 to 55% of its time for gradients."
     return found(claim, checks, text, change, "medium")
@@ -231,7 +231,7 @@ def largest_variables(claim: Claim, results: Results) -> Finding:
     )
     text = (
         f"In {larger} of {len(RUNS)} modelled runs gradient sync is most of what GPUs wait for at 400 Gbit/s, in "
-        f"{full} activations are half of the memory. The largest variable is computing: waiting takes {_spread(every)}."
+        f"{full} activations are half of the memory. Waiting takes {_spread(every)} of a step, computing the rest."
     )
     return found(claim, checks, text, claim.would_change, "medium", see=COST)
 
@@ -247,7 +247,8 @@ def communication_dominates(claim: Claim, results: Results) -> Finding:
     )
     text = (
         f"{NAMES[worst]} is modelled to wait for communication {_percent(fast[worst])} of its step at 400 Gbit/s per "
-        f"GPU. In {above} of {len(RUNS)} modelled runs communication takes half or more, so it is not often."
+        f"GPU, with one ring through one port of a node. In {above} of {len(RUNS)} modelled runs communication takes "
+        "half or more."
     )
     return found(claim, checks, text, claim.would_change, "medium")
 

@@ -93,7 +93,7 @@ def strategy(claim: Claim, results: Results) -> Finding:
         in_part(compare("the same at 100 Gbit/s", slow, least)),
     )
     text = (
-        f"With tensor parallelism across nodes a 70B step takes {fast:.1f} times as long as within nodes at 400 "
+        f"With tensor parallelism across nodes a 70B step takes {fast:.2f} times as long as within nodes at 400 "
         f"Gbit/s, {slow:.1f} times at 100 (modelled). The essay does not name the strategies that it compares."
     )
     return found(claim, checks, text, "Two published runs of one model that differ threefold by layout.", "medium")

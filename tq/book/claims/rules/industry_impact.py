@@ -44,7 +44,8 @@ def cheaper_run(claim: Claim, results: Results) -> Finding:
     checks = (compare("share saved at 400 Gbit/s", max(sharded, whole), least),)
     text = (
         f"At 400 Gbit/s per GPU compression saves {sharded:.1%} of a 70B step with ZeRO-1, {whole:.1%} without "
-        f"(modelled). At 100 Gbit/s the saving is {slow:.0%} of a longer step; the codec's speed on a GPU is assumed."
+        f"(modelled). At 100 Gbit/s the saving is {slow:.0%} of a longer step; the codec's speed is that of one H200, "
+        "scaled."
     )
     change = "A timed 70B step on rented H100 that takes a third less with compression."
     return found(claim, checks, text, change, "medium", "share of the cost = share of the time")
@@ -57,7 +58,7 @@ def more_runs(claim: Claim, results: Results) -> Finding:
     runs = 1 / (1 - max(_saving(results)))
     text = (
         f"With compression at 400 Gbit/s per GPU the budget of one 70B run buys {runs:.2f} runs (modelled). Two runs "
-        "need a saving of a half; the codec's speed on a GPU is assumed."
+        "need a saving of a half; the codec's speed is that of one H200, scaled."
     )
     checks = (compare("runs for the budget of one", runs, claim.bounds()[0]),)
     change = "A budget that buys a second run through compression alone."

@@ -25,8 +25,9 @@ def eight_bits(claim: Claim, results: Results) -> Finding:
 
 
 def in_the_loop(claim: Claim, results: Results) -> Finding:
-    """Reproduced if a model that was trained with its weights rounded to two bits in every step ends lower than the
-    same model trained exactly and rounded afterwards, intervals apart. A part holds if it ends lower at all."""
+    """Reproduced if a model that was trained with its weights rounded to two bits in each of its last steps ends
+    lower than the same model trained exactly and rounded afterwards, intervals apart. A part holds if it ends lower at
+    all."""
     loop, after = (results.entry(CHAPTER, f"loop/{way}") for way in ("in-the-loop", "rounded-afterwards"))
     gain = after["value"] - loop["value"]
     checks = (

@@ -74,13 +74,10 @@ def micro_batches(claim: Claim, results: Results) -> Finding:
     return found(claim, checks, text, "A pipeline with many more micro-batches than stages.", "high", basis=MEASURED)
 
 
-def _experts() -> dict[str, Figure]:
-    """How many times more GPUs a replica takes for its experts."""
+def _experts() -> float:
+    """How many times more GPUs a replica takes for experts that are spread over data-parallel ranks."""
     spread = Layout(tp=8, pp=16, dp=EXPERTS, ep=EXPERTS, global_batch=EXPERTS)
-    return {
-        "as the document counts": REPLICA.gpus * EXPERTS / REPLICA.gpus,
-        "where experts are spread over data-parallel ranks": spread.gpus / (REPLICA.gpus * spread.dp),
-    }
+    return spread.gpus / (REPLICA.gpus * spread.dp)
 
 
 def split_blocks(claim: Claim, results: Results) -> Finding:
@@ -116,10 +113,11 @@ def _seven_billion(checkpointed: bool) -> float:
     return (OPTIMIZED * model.parameters / 8 + gathered + held + 8 * TOKENS * model.vocab) / 1e9
 
 
-def _sixteen_over_eight(across: bool) -> float:
-    """Times as long that an all-reduce of one size takes over 16 ranks as over 8 in a node, by its slowest link."""
+def _sixteen_over_eight(ports: int) -> float:
+    """Times as long that an all-reduce of one size takes over 16 ranks as over 8 in a node, by its slowest link.
+    ports: of a node that carry it; 0: all ranks are in one NVLink domain."""
     gpu = hardware.gpu("h100-80gb")
-    return (15 / 16) / (7 / 8) * (gpu.nvlink_bytes_per_s / gpu.nic_bytes_per_s if across else 1.0)
+    return (15 / 16) / (7 / 8) * (gpu.nvlink_bytes_per_s / (ports * gpu.nic_bytes_per_s) if ports else 1.0)
 
 
 def _exchange_share(inside: bool) -> float:
@@ -134,12 +132,11 @@ def _exchange_share(inside: bool) -> float:
 
 RULES: dict[str, Rule] = {
     "S1-005": Formula(
-        "N * bytes per GPU / bytes of all states", lambda: {"weights, gradients and states": 64 / zero_factor(3, 64)},
+        "N * bytes per GPU / bytes of all states",
+        lambda: {"weights, gradients and states": 64 / zero_factor(3, 64), "with a gathered layer of 7B": _gathered()},
         "Full sharding is computed to shrink weights, gradients and optimizer states per GPU to 1/N. With one gathered "
         "layer of 7B on 64 GPUs it is {1:.2f}/N; activations are not sharded.",
-        "A reading that counts the gathered layer too.", "times 1/N", claimed=1.0, within=0.2,
-        see=MEMORY,
-        conditions=lambda: {"with a gathered layer of 7B": _gathered()},
+        "A statement that the gathered layer is left out.", "times 1/N", claimed=1.0, within=0.2, see=MEMORY,
     ),
     "S3-028": Formula(
         "(p - 1) / (v m + p - 1) for p stages, m micro-batches, v chunks per stage", _bubbles,
@@ -172,10 +169,11 @@ RULES: dict[str, Rule] = {
         "A cluster of another size than 25,000 GPUs.", "replicas",
     ),
     "S4-052": Formula(
-        "GPUs / (TP * PP * DP)", _experts,
-        "In the document's product, experts multiply the GPUs per replica by {0:.0f} (computed). Megatron-LM and "
+        "GPUs / (TP * PP * DP)", lambda: {"where experts are spread over data-parallel ranks": _experts()},
+        "In the document's product, experts multiply the GPUs per replica by {1:.0f} (computed). Megatron-LM and "
         "DeepSeek take expert ranks from the data-parallel ranks, so experts need no further GPUs.",
         "A library whose expert ranks come on top of the data-parallel ranks.", "x", confidence="medium",
+        conditions=lambda: {"as the document counts": float(EXPERTS)},
     ),
     "S4-054": RangeFormula(
         "InfiniBand NDR and XDR, one port (data/hardware.csv, data/sources.csv)",
@@ -212,12 +210,15 @@ RULES: dict[str, Rule] = {
     ),
     "S4-119": split_blocks,
     "S4-120": RangeFormula(
-        "(15/16) / (7/8) * NVLink over network, of one H100; substantial: at least twice as long",
-        lambda: {"16 ways over nodes of 8": _sixteen_over_eight(True)},
+        "(15/16) / (7/8) * NVLink over network, of one H100 or of a node of eight; substantial: at least twice as long",
+        lambda: {
+            "16 ways over nodes of 8, through one port": _sixteen_over_eight(1),
+            "through all ports at once": _sixteen_over_eight(8),
+        },
         "By bandwidth, sums over 16 ranks on two nodes of eight H100 are computed to take {0:.1f} times as long as "
-        "over eight in one. Inside one NVLink domain they take {1:.2f} times as long.",
+        "over eight in one if they pass one port, {1:.1f} times through all eight; latency aside.",
         "Nodes of more than eight GPUs, where 16 ways stay inside.", "x", claimed=(2.0, 1e9), within=0.0,
-        conditions=lambda: {"16 ways inside one domain": _sixteen_over_eight(False)}, confidence="medium",
+        conditions=lambda: {"16 ways inside one NVLink domain": _sixteen_over_eight(0)}, confidence="low",
     ),
     "S4-121": micro_batches,
     "S4-122": RangeFormula(

@@ -73,9 +73,9 @@ def no_v_communication(claim: Claim, results: Results) -> Finding:
         in_part(compare("nats from fp32 with v of the averaged momenta, which needs no message", averaged, most=SAME)),
     )
     text = (
-        f"Measured: with local second moments the replicas end {drift:.2f} lengths apart and {local:+.3f} nats from "
-        f"fp32; averaging v leaves {shared:+.3f}. Formed from the averaged gradient, v needs no message and leaves "
-        f"{averaged:+.3f}."
+        f"Measured: with local second moments the replicas end {drift:.2f} lengths of the weights apart and "
+        f"{local:+.3f} nats from fp32; averaging v leaves {shared:+.3f}. Formed from the averaged momenta, v needs no "
+        f"message and leaves {averaged:+.3f}."
     )
     return found(claim, checks, text, "A run whose replicas stay together with local second moments.", "medium")
 

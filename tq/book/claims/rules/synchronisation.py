@@ -118,9 +118,9 @@ def mitigations(claim: Claim, results: Results) -> Finding:
     both = Check(" and ".join(check.text for check in checks), all(check.holds for check in checks))
     first, second = said.values()
     text = (
-        f"Measured on real ranks: without the slowest the loss is reached {first[0]:.2f} (slow for good) and "
-        f"{first[1]:.2f} times as fast (sudden delays), with updates up to four steps late {second[0]:.2f} and "
-        f"{second[1]:.2f} times. Replacing ranks was not raced."
+        "On a virtual clock, without the slowest the loss is reached "
+        f"{first[0]:.2f} (slow for good) and {first[1]:.2f} times as fast (sudden delays), with updates up to four "
+        f"steps late {second[0]:.2f} and {second[1]:.2f} times. Replacing ranks was not raced."
     )
     change = "A race in which asynchronous updates have a tuned optimizer of their own."
     return found(claim, (both, *map(in_part, checks)), text, change, "medium")

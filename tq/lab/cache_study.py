@@ -126,8 +126,8 @@ def keys_of(setting: Setting, method: str, bits: int) -> list[Any]:
         return [k for k, _ in coders(coarse, None, known, centred=whole, balanced=whole, fine=fine, sinks=0)]
     searched = {2: 17, 3: 17}.get(bits, 5) if method == "search" else 1
     centred, balanced = method != "plain", method in ("balanced", "search")
-    made = coders(codec(bits, size, searched), None, known, centred=centred, balanced=balanced, sinks=0)
-    return [k for k, _ in made]
+    pairs = coders(codec(bits, size, searched), None, known, centred=centred, balanced=balanced, sinks=0)
+    return [k for k, _ in pairs]
 
 
 def values_of(setting: Setting, method: str, bits: int) -> list[Any]:

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tq import Codec
+from tq.lab import gpu_paths
 from tq.lab.ranks import together
 from tq.lab.simulated_gpu import plain
 from tq.lab.simulated_torch import simulate
@@ -30,23 +31,11 @@ CODECS: dict[str, Codecs] = {
 }
 
 
-class Bucket:
-    """As DDP gives it."""
-
-    def __init__(self, x: Tensor, number: int = 0, last: bool = True) -> None:
-        self.x, self.number, self.last = x, number, last
-
-    def buffer(self) -> Tensor:
-        """Gradients."""
-        return self.x
-
-    def index(self) -> int:
-        """Its number."""
-        return self.number
-
-    def is_last(self) -> bool:
-        """Of the backward pass."""
-        return self.last
+def bucket(x: Tensor, number: int = 0, last: bool = True) -> Any:
+    """x as DDP gives it."""
+    made = gpu_paths._Bucket(number, last)
+    made.x = x
+    return made
 
 
 def gradient(numel: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
@@ -57,7 +46,7 @@ def gradient(numel: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
 
 def mean(hook: Callable[..., Any], state: Any, x: Tensor, *place: Any) -> Tensor:
     """What a hook makes of a bucket, on the host."""
-    made: Tensor = hook(state, Bucket(x, *place)).wait()
+    made: Tensor = hook(state, bucket(x, *place)).wait()
     return plain(made).clone()
 
 
@@ -97,7 +86,7 @@ def one_fails(folder: Path) -> Any:
             return bool(mean(hooks.ddp_hook, state, x).isnan().all())
         with patch.object(RankMean, "encode", side_effect=torch.OutOfMemoryError("no room")):
             try:
-                hooks.ddp_hook(state, Bucket(x))  # type: ignore[arg-type]
+                hooks.ddp_hook(state, bucket(x))
             except torch.OutOfMemoryError as error:
                 return str(error)
     return None

@@ -33,6 +33,10 @@ FLOORS = {
     "tq.quant.dispatch": Floor(
         inside=("tq.quant", "tq.kernels"), outside=frozenset({"torch", "numpy"}), lazy=frozenset({"numba", "triton"})
     ),
+    "tq.quant.rank_mean": Floor(  # its kernels serve no codec
+        inside=("tq.quant", "tq.kernels.gpu", "tq.kernels.gpu_mean"), outside=frozenset({"torch"}),
+        lazy=frozenset({"triton"}),
+    ),
     "tq.quant.lossless": Floor(inside=("tq.quant", "tq.kernels.planes"), outside=frozenset({"torch", "numpy"})),
     "tq.train": Floor(
         inside=("tq.quant", "tq.train"),

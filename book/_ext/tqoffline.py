@@ -21,6 +21,7 @@ GONE = (
     re.compile(r'\s*<link\b[^>]*\bhref="[^"]*sphinx-thebe\.css[^"]*"[^>]*>'),
     re.compile(r'\s*<script type="text/x-thebe-config">.*?</script>', re.DOTALL),
 )
+TRUETYPE = re.compile(r',\s*url\([^)]*\.ttf[^)]*\)\s*format\("truetype"\)')
 
 
 def for_the_disk(text: str) -> str:
@@ -40,6 +41,13 @@ def on_finished(app: Sphinx, exception: Exception | None) -> None:
             page.write_text(cleaned, encoding="utf-8")
     for source_map in Path(app.outdir, "_static").rglob("*.map"):
         source_map.unlink()
+    for style in Path(app.outdir, "_static").rglob("*.css"):  # no browser of the last ten years asks for the second
+        text = style.read_text(encoding="utf-8")
+        if TRUETYPE.search(text):
+            style.write_text(TRUETYPE.sub("", text), encoding="utf-8")
+    for font in Path(app.outdir, "_static").rglob("*.ttf"):
+        if font.with_suffix(".woff2").exists():
+            font.unlink()
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from tests.infer.helpers import sharp
 from tq import Codec
 from tq.infer.evaluate import divergence
-from tq.infer.kv import Coder, calibrate, coders, with_coded_attention
+from tq.infer.kv import Coder, calibrate, coders, cores, with_coded_attention
 from tq.lab import cache_rivals as rivals
-from tq.train.model import GPTConfig
+from tq.train.model import GPT, GPTConfig
 
 MODEL = sharp(GPTConfig(layers=2, hidden=128, heads=2, vocab=101, seq=128), 4).requires_grad_(False)
 
@@ -45,14 +47,25 @@ def test_a_loud_channel_is_what_codes_per_channel_are_for() -> None:
     assert errors[0] < 0.05 * errors[1]
 
 
-@pytest.mark.parametrize("bits", (2, 4))
-def test_keys_before_rotary_positions(bits: int) -> None:
-    codes = rivals.before_rotary(MODEL, ids(4), bits)
+def test_keys_before_rotary_positions() -> None:
+    codes = rivals.before_rotary(MODEL, ids(4), 2)
     exact = divergence(MODEL, with_coded_attention(MODEL, rivals.pairs(None, None, 2)), ids(2, 1)).kl
     found = divergence(MODEL, with_coded_attention(MODEL, rivals.pairs(codes, None, 2)), ids(2, 1)).kl
-    plain = [rivals.PerToken(bits)] * 2
+    plain = [rivals.PerToken(2)] * 2
     rough = divergence(MODEL, with_coded_attention(MODEL, rivals.pairs(plain, None, 2)), ids(2, 1)).kl
     assert exact < 1e-9 < found < rough
+
+
+@pytest.mark.parametrize("bits", (2, 3, 4))
+def test_levels_are_fitted_to_what_is_coded(bits: int) -> None:
+    seen: list[torch.Tensor] = []
+    hook = cores(MODEL)[0].register_forward_pre_hook(lambda _, given: seen.append(given[1]))
+    MODEL(ids(2, 1))
+    hook.remove()
+    fitted = rivals.before_rotary(MODEL, ids(4), bits)[0]
+    spread = torch.linspace(-3, 3, 2**bits)  # of all numbers, outliers too, evenly
+    errors = [float((code(seen[0]) - seen[0]).square().mean()) for code in (fitted, replace(fitted, levels_L=spread))]
+    assert errors[0] < 0.95 * errors[1]
 
 
 def test_channels_with_more_bits() -> None:
@@ -77,3 +90,22 @@ def test_the_paper_s_code_for_inner_products() -> None:
     x = torch.randn(1, 2, 40, 64, generator=torch.Generator().manual_seed(0))
     assert (rivals.Product(4)(x) - x).square().mean() < 0.06  # pi / 2 times that of one bit less
     assert rivals.Product(4).stored(64) == 5
+
+
+def test_a_searched_range_is_never_further_away_and_a_clipped_one_is_used() -> None:
+    k = torch.randn(1, 2, 256, 64, generator=torch.Generator().manual_seed(0))
+    for bits in (4, 3, 2):
+        plain, searched = (rivals.PerChannel(bits, 128, ranges)(k) for ranges in ((1.0,), rivals.RANGES))
+        errors = [(found - k).square().view(1, 2, 2, 128, 64).sum(3) for found in (plain, searched)]
+        assert (errors[1] <= errors[0]).all() and errors[1].sum() < 0.95 * errors[0].sum()
+
+
+def test_levels_before_rotary_are_of_what_is_coded() -> None:
+    model = GPT(GPTConfig(layers=1, hidden=128, heads=2, vocab=64, seq=64))
+    ids = torch.randint(64, (4, 64), generator=torch.Generator().manual_seed(0))
+    ids[:, 0] = 63  # one token is first in all texts, and far away
+    with torch.no_grad():
+        model.embed.weight[63] *= 30
+    plain, without = (rivals.before_rotary(model, ids, 3, skipped)[0] for skipped in (0, 1))
+    assert not torch.equal(plain.offset_KD, without.offset_KD)
+    assert without.levels_L.abs().max() < 3, "outliers are not of them"

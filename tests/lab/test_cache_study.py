@@ -37,7 +37,11 @@ def test_fewer_bits_are_further_away_and_centring_helps() -> None:
 
 
 @pytest.mark.parametrize(
-    "method", ("balanced", "search", "split", "ours", "prod", "int per token", "kivi", "kivi 128", "kvquant", "fp8")
+    "method",
+    (
+        "balanced", "search", "split", "ours", "prod", "int per token", "kivi", "kivi 128", "kivi searched", "kvquant",
+        "fp8",
+    ),
 )
 def test_each_method_runs_with_all_tokens_coded_and_with_the_first_exact(method: str) -> None:
     found = kl((method, 3)), kl((method + cache_study.FIRST, 3))
@@ -53,7 +57,10 @@ def test_the_first_token_alone_makes_the_difference() -> None:
     setting = cache_study.of("book")
     for method in ("search", "kivi 128"):
         plain, exempt = (cache_study.keys_of(setting, method + what, 4)[0] for what in ("", cache_study.FIRST))
-        k = torch.randn(1, setting.model.config.groups, 9, 64, generator=torch.Generator().manual_seed(0))
+        k = torch.randn(1, setting.model.config.groups, 150, 64, generator=torch.Generator().manual_seed(0))
+        other = cache_study.keys_of(setting, method + cache_study.OTHER, 4)[0](k)
+        same = (other == k).flatten(3).all(3).all(1)[0]
+        assert same.nonzero().flatten().tolist() == [cache_study.PLACE]
         assert torch.equal(exempt(k)[:, :, :1], k[:, :, :1]) and not torch.equal(plain(k)[:, :, :1], k[:, :, :1])
         assert exempt(k).shape == k.shape
     far = torch.cat([100 * torch.ones(1, 1, 1, 64), torch.randn(1, 1, 20, 64)], 2)

@@ -195,9 +195,10 @@ def coders(
     """
     made = []
     for layer, known in enumerate(statistics):
-        parts = known.mean_KD if centred else None, known.balance_KD if balanced else None
-        apart = (fine.derive("fine keys", layer), known.weight_KD.argsort(1, descending=True)) if fine else (None, None)
-        key = Coder(keys.derive("keys", layer), *parts, *apart, sinks) if keys else None  # type: ignore[call-arg]
+        mean, balance = known.mean_KD if centred else None, known.balance_KD if balanced else None
+        own = fine.derive("fine keys", layer) if fine else None
+        order = known.weight_KD.argsort(1, descending=True) if fine else None
+        key = Coder(keys.derive("keys", layer), mean, balance, own, order, sinks) if keys else None
         made.append((key, Coder(values.derive("values", layer), sinks=sinks) if values else None))
     return made
 

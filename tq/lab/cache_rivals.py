@@ -20,14 +20,27 @@ from tq.quant.inner_product import ProdCodec
 from tq.train.model.gpt import GPT, apply_rope
 
 Code = Callable[[Tensor], Tensor]
+OUTLIERS = 0.01  # share of a vector that KVQuant keeps
 
 
-def _integers(x: Tensor, bits: int, dim: int) -> Tensor:
-    """Integers with a step and a zero point in fp16 for each vector along a dimension."""
+RANGES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5)  # parts of a vector's range that a search tries
+
+
+def _integers(x: Tensor, bits: int, dim: int, ranges: Sequence[float] = (1.0,)) -> Tensor:
+    """Integers with a step and a zero point in fp16 for each vector along a dimension.
+
+    ranges: parts of the range that are tried, about its middle; what is outside is clipped, and the least squared error
+    of a vector wins.
+    """
     low, high = x.amin(dim, keepdim=True), x.amax(dim, keepdim=True)
-    step = ((high - low) / (2**bits - 1)).half().float().clamp(min=1e-7)
-    low = low.half().float()
-    return ((x - low) / step).round().clamp(0, 2**bits - 1) * step + low
+    best, least = x, torch.full_like(low, torch.inf)
+    for part in ranges:
+        step = (part * (high - low) / (2**bits - 1)).half().float().clamp(min=1e-7)
+        start = (low + (1 - part) / 2 * (high - low)).half().float()
+        found = ((x - start) / step).round().clamp(0, 2**bits - 1) * step + start
+        error = (found - x).square().sum(dim, keepdim=True)
+        best, least = torch.where(error < least, found, best), torch.minimum(error, least)
+    return best
 
 
 @dataclass(frozen=True)
@@ -50,6 +63,7 @@ class PerChannel:
 
     bits: int
     group: int = 32
+    ranges: tuple[float, ...] = (1.0,)
 
     def stored(self, size: int) -> float:
         """Bits per number."""
@@ -57,7 +71,7 @@ class PerChannel:
 
     def __call__(self, x_BKTD: Tensor) -> Tensor:
         parts = x_BKTD.split(self.group, 2)
-        return torch.cat([_integers(part, self.bits, 2) for part in parts], 2)
+        return torch.cat([_integers(part, self.bits, 2, self.ranges) for part in parts], 2)
 
 
 @dataclass(frozen=True)
@@ -73,24 +87,29 @@ class Fp8:
 
 
 @dataclass(frozen=True, eq=False)
-class FirstExact:
-    """Another code, of all tokens but the first, as KVQuant's (arXiv:2401.18079): the second stands in its place, so
-    that the first widens no group's range."""
+class ExactAt:
+    """Another code, of all tokens but one, the first as KVQuant's (arXiv:2401.18079): its neighbour stands in its
+    place, so that the token widens no group's range."""
 
     code: Any
+    place: int = 0
 
     def stored(self, size: int) -> float:
-        """Bits per number of all tokens but the first."""
-        return float(self.code.stored(size))
+        """Bits per number of all tokens but the exact one."""
+        return stored_bits(self.code, self.code, size)
 
     def __call__(self, x_BKTD: Tensor) -> Tensor:
-        rest = x_BKTD[:, :, 1:]
-        return torch.cat([x_BKTD[:, :, :1], self.code(torch.cat([rest[:, :, :1], rest], 2))[:, :, 1:]], 2)
+        at = self.place
+        rest = x_BKTD.clone()
+        rest[:, :, at] = x_BKTD[:, :, at + 1]
+        found = self.code(rest)
+        found[:, :, at] = x_BKTD[:, :, at]
+        return found
 
 
 def first_exact(code: Any) -> Any:
     """The same code that keeps the first token as it is."""
-    return replace(code, sinks=1) if isinstance(code, Coder) else FirstExact(code)
+    return replace(code, sinks=1) if isinstance(code, Coder) else ExactAt(code)
 
 
 @dataclass(frozen=True)
@@ -127,11 +146,11 @@ class BeforeRotary:
     levels_L: Tensor
     cos_TD: Tensor
     sin_TD: Tensor
-    outliers: float = 0.01
+    outliers: float = OUTLIERS
 
     def stored(self, size: int) -> float:
         """Bits per number."""
-        return self.bits + 32 * max(1, round(self.outliers * size)) / size
+        return self.bits + 32 * _outliers(size, self.outliers) / size
 
     def __call__(self, x_BKTD: Tensor) -> Tensor:
         length = x_BKTD.shape[2]
@@ -139,26 +158,27 @@ class BeforeRotary:
         back = apply_rope(x_BKTD.transpose(1, 2), cos, -sin).transpose(1, 2)
         z = (back - self.offset_KD[:, None]) / self.scale_KD[:, None]
         found = self.levels_L[torch.bucketize(z.contiguous(), (self.levels_L[1:] + self.levels_L[:-1]) / 2)]
-        kept = z.abs().topk(max(1, round(self.outliers * z.shape[-1])), dim=3).indices
+        kept = z.abs().topk(_outliers(z.shape[-1], self.outliers), dim=3).indices
         found = found.scatter(3, kept, z.gather(3, kept).half().float())
         back = found * self.scale_KD[:, None] + self.offset_KD[:, None]
         return apply_rope(back.transpose(1, 2), cos, sin).transpose(1, 2)
 
 
 @torch.no_grad()
-def before_rotary(model: GPT, ids_ST: Tensor, bits: int) -> list[BeforeRotary]:
-    """Of each layer, learnt on calibration texts.
+def before_rotary(model: GPT, ids_ST: Tensor, bits: int, skipped: int = 0) -> list[BeforeRotary]:
+    """Of each layer, learnt on calibration texts; levels from what is not kept as an outlier.
 
     Args:
         model: a GPT.
         ids_ST: tokens, int64 [S, T].
         bits: of each number.
+        skipped: first tokens of each text that are left out, as they will not be coded.
     """
     found: dict[Any, list[Tensor]] = {core: [] for core in cores(model)}
     cos, sin = model.cos[: ids_ST.shape[1]], model.sin[: ids_ST.shape[1]]
 
     def look(core: Any, given: tuple[Tensor, ...]) -> None:
-        found[core].append(apply_rope(given[1].transpose(1, 2), cos, -sin).flatten(0, 1))  # [T, K, D]
+        found[core].append(apply_rope(given[1].transpose(1, 2), cos, -sin)[0, skipped:])  # [T, K, D]
 
     hooks = [core.register_forward_pre_hook(look) for core in found]
     for ids in ids_ST:
@@ -169,9 +189,16 @@ def before_rotary(model: GPT, ids_ST: Tensor, bits: int) -> list[BeforeRotary]:
     for keys in found.values():
         k_TKD = torch.cat(keys)
         offset_KD, scale_KD = k_TKD.mean(0), k_TKD.std(0).clamp(min=1e-6)
-        levels = _learnt(((k_TKD - offset_KD) / scale_KD).flatten(), bits)
-        made.append(BeforeRotary(bits, offset_KD, scale_KD, levels, model.cos, model.sin))
+        z_TKD = (k_TKD - offset_KD) / scale_KD
+        kept = z_TKD.abs().topk(_outliers(z_TKD.shape[2], OUTLIERS), dim=2).indices
+        inside = torch.ones_like(z_TKD, dtype=torch.bool).scatter(2, kept, False)
+        made.append(BeforeRotary(bits, offset_KD, scale_KD, _learnt(z_TKD[inside], bits), model.cos, model.sin))
     return made
+
+
+def _outliers(size: int, share: float) -> int:
+    """Numbers of a vector that are kept exact."""
+    return max(1, round(share * size))
 
 
 def _learnt(values: Tensor, bits: int, rounds: int = 30) -> Tensor:

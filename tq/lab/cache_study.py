@@ -28,6 +28,7 @@ from tq.train.model.gpt import GPT
 SPLIT = 16  # channels of 64 that the paper's split codes with more bits
 SEED = 2  # of the held-out texts; the first recording had 0, and shares 3 of 8 windows and 7 of 32 with this
 FIRST = ", first"  # after a method's name: its first token is kept exact
+OTHER, PLACE = ", other", 100  # after it: the token of this place, as a control
 
 
 def codec(bits: int, size: int, search: int = 1) -> Codec:
@@ -98,16 +99,23 @@ def keys_of(setting: Setting, method: str, bits: int) -> list[Any]:
         setting: model and statistics.
         method: "plain", "centred", "balanced" (centred too), "search" (all three), "split" (the paper's channels apart,
             plain), "ours" (split, centred, balanced, searched), "prod", "int per token", "kivi" (integers per channel,
-            groups of 32), "kivi 128", "kvquant", "fp8"; each with ``FIRST`` after it to keep the first token exact.
+            groups of 32), "kivi 128", "kivi searched" (of 128, with a search of ranges), "kvquant", "fp8"; each with
+            ``FIRST`` after it to keep the first token exact, or with ``OTHER`` for another one.
         bits: of most numbers.
     """
+    if method == "kvquant" + FIRST:
+        made = rivals.before_rotary(setting.model, setting.calibration_ST, bits, skipped=1)
+        return [rivals.first_exact(code) for code in made]
     if method.endswith(FIRST):
         return [rivals.first_exact(code) for code in keys_of(setting, method.removesuffix(FIRST), bits)]
+    if method.endswith(OTHER):
+        return [rivals.ExactAt(code, PLACE) for code in keys_of(setting, method.removesuffix(OTHER), bits)]
     size, known, layers = setting.size, setting.known, len(setting.known)
     others: dict[str, Callable[[], Any]] = {
         "prod": lambda: [rivals.Product(bits)] * layers, "int per token": lambda: [rivals.PerToken(bits)] * layers,
         "kivi": lambda: [rivals.PerChannel(bits, 32)] * layers, "fp8": lambda: [rivals.Fp8()] * layers,
         "kivi 128": lambda: [rivals.PerChannel(bits, 128)] * layers,
+        "kivi searched": lambda: [rivals.PerChannel(bits, 128, rivals.RANGES)] * layers,
         "kvquant": lambda: rivals.before_rotary(setting.model, setting.calibration_ST, bits),
     }  # fmt: skip
     if method in others:
@@ -117,8 +125,9 @@ def keys_of(setting: Setting, method: str, bits: int) -> list[Any]:
         coarse, fine = rivals.split_codecs(bits, extra, SPLIT, size, search=5 if whole else 1)
         return [k for k, _ in coders(coarse, None, known, centred=whole, balanced=whole, fine=fine, sinks=0)]
     searched = {2: 17, 3: 17}.get(bits, 5) if method == "search" else 1
-    chosen = {"centred": method != "plain", "balanced": method in ("balanced", "search")}
-    return [k for k, _ in coders(codec(bits, size, searched), None, known, **chosen, sinks=0)]  # type: ignore[arg-type]
+    centred, balanced = method != "plain", method in ("balanced", "search")
+    pairs = coders(codec(bits, size, searched), None, known, centred=centred, balanced=balanced, sinks=0)
+    return [k for k, _ in pairs]
 
 
 def values_of(setting: Setting, method: str, bits: int) -> list[Any]:

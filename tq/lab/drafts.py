@@ -18,6 +18,7 @@ from torch import Tensor
 
 from tq.infer.evaluate import texts
 from tq.lab import weight_study as weights
+from tq.lab.needle import last_logits
 from tq.train.model.gpt import GPT
 
 Likeliest = Callable[[Tensor, int], Tensor]  # tokens [T] and a count: the likeliest after each of the last so many
@@ -40,12 +41,8 @@ class Drafted:
 def likeliest(model: GPT) -> Likeliest:
     """Of a model: its choice after each of the last tokens, int64 [count]."""
 
-    @torch.no_grad()
     def after(ids_T: Tensor, count: int) -> Tensor:
-        x = model.embed(ids_T[None])
-        for block in model.blocks:
-            x = block(x, model.cos[: len(ids_T)], model.sin[: len(ids_T)])
-        return model.head(model.final_norm(x[0, -count:])).argmax(-1)
+        return last_logits(model, ids_T, count).argmax(-1)
 
     return after
 

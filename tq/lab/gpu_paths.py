@@ -24,10 +24,10 @@ from tq.lab.ranks import together
 from tq.lab.simulated_gpu import KINDS, SimulatedGPU
 from tq.lab.simulated_torch import simulate
 from tq.quant.codec import Codec
+from tq.train import gpu_hooks, hooks
 from tq.train.activations import compress_activations
-from tq.train.collectives import ReduceScatter, all_reduce
+from tq.train.collectives import all_reduce
 from tq.train.diloco import DiLoCo
-from tq.train.hooks import HookState, ddp_hook
 from tq.train.linear import CompressedLinear
 from tq.train.model import GPT, GPTConfig
 from tq.train.offload import OffloadedAdamW
@@ -120,20 +120,20 @@ class _Bucket:
         return self.last
 
 
-def _hook() -> Step:
-    state, buckets = HookState(_codec(), warmup=0), [_Bucket(0, False), _Bucket(1, True)]
+def _hook(hook: Callable[..., Any]) -> Step:
+    state, buckets = hooks.HookState(_codec(), warmup=0), [_Bucket(0, False), _Bucket(1, True)]
 
     def step() -> list[Tensor]:
         for bucket in buckets:
             bucket.x += 1.0  # backward writes
-        begun = [ddp_hook(state, bucket) for bucket in buckets]  # type: ignore[arg-type]
+        begun = [hook(state, bucket) for bucket in buckets]
         return [future.wait() * 2 for future in begun]
 
     return step
 
 
-def _reduce_scatter() -> Step:
-    reduce, ranks, group = ReduceScatter(_codec()), dist.get_world_size(), dist.group.WORLD
+def _reduce_scatter(kind: type[hooks.ReduceScatter]) -> Step:
+    reduce, ranks, group = kind(_codec(), warmup=0), dist.get_world_size(), dist.group.WORLD
     given, own = torch.randn(SIDE**2 * ranks, device="cuda"), torch.empty(SIDE**2, device="cuda")
     assert group is not None
 
@@ -177,8 +177,10 @@ PATHS: dict[str, Training] = {
     "compressed linear layer": Training(_linear),
     "all-reduce": Training(lambda: _all_reduce(False)),
     "all-reduce, async": Training(lambda: _all_reduce(True)),
-    "DDP hook": Training(_hook, 2),
-    "FSDP2 reduce-scatter": Training(_reduce_scatter),
+    "DDP hook": Training(lambda: _hook(hooks.ddp_hook), 2),
+    "DDP hook, whole": Training(lambda: _hook(gpu_hooks.ddp_hook), 2),
+    "FSDP2 reduce-scatter": Training(lambda: _reduce_scatter(hooks.ReduceScatter)),
+    "FSDP2 reduce-scatter, whole": Training(lambda: _reduce_scatter(gpu_hooks.ReduceScatter)),
     "DiLoCo": Training(lambda: _diloco(0)),
     "DiLoCo, delayed": Training(lambda: _diloco(1)),
 }  # fmt: skip

@@ -60,16 +60,16 @@ def needle(language: Language, length: int, depth: float, seed: int) -> Needle:
 
 @torch.no_grad()
 def last_logits(model: GPT, ids: Tensor, count: int) -> Tensor:
-    """Logits before the last ``count`` tokens, [count, V]; those of other places are never computed."""
+    """Logits after each of the last ``count`` tokens of ids [T], [count, V]; those of other places are not computed."""
     x = model.embed(ids[None])
     for block in model.blocks:
         x = block(x, model.cos[: len(ids)], model.sin[: len(ids)])
-    return model.head(model.final_norm(x[0, -count - 1 : -1]))
+    return model.head(model.final_norm(x[0, -count:]))
 
 
 def found(model: GPT, one: Needle) -> tuple[bool, float]:
     """(whether each token of the answer is the likeliest, mean log-likelihood of them in nats)."""
-    logits = last_logits(model, one.ids, one.answer)
+    logits = last_logits(model, one.ids[:-1], one.answer)
     wanted = one.ids[-one.answer :]
     likely = torch.log_softmax(logits.float(), -1).gather(1, wanted[:, None])
     return bool((logits.argmax(-1) == wanted).all()), float(likely.mean())

@@ -29,7 +29,7 @@ from tq.lab.simulated_gpu import (
 )
 from tq.quant import dispatch, memory
 from tq.train import _torch_private, activations, fused
-from tq.train.comm import channels, pipeline
+from tq.train.comm import channels, pipeline, whole
 
 _MADE = ("empty", "zeros", "ones", "full", "arange", "rand", "randn", "randint", "linspace", "eye", "empty_strided")
 _WRITTEN = {  # by Triton's kernels; all other pointers are read
@@ -37,6 +37,8 @@ _WRITTEN = {  # by Triton's kernels; all other pointers are read
     "gpu._cells_kernel": ("p_cells",), "gpu_logscale._encode_kernel": ("p_codes", "p_ranges"),
     "gpu_logscale._decode_kernel": ("p_out",), "gpu_adamw._write_kernel": ("p_out",),
     "gpu_codes._product_kernel": ("p_out",), "gpu_codes._attend_kernel": ("p_sums", "p_stats"),
+    "gpu_mean._signs_kernel": ("p_signs",), "gpu_mean._mean_kernel": ("p_payload", "p_scale"),
+    "gpu_mean._sum_kernel": ("p_out",),
     "gpu_adamw._adamw_kernel": ("p_m", "p_v", "p_weights", "p_payload", "p_scale", "p_codes", "p_ranges"),
 }  # fmt: skip
 
@@ -213,9 +215,10 @@ class _Kernel:
 def _patches() -> list[Any]:
     """What stands in the place of PyTorch's and of the kernels."""
     from tq.kernels import gpu as kernels
-    from tq.kernels import gpu_adamw, gpu_codes, gpu_logscale
+    from tq.kernels import gpu_adamw, gpu_codes, gpu_logscale, gpu_mean
 
     modules = {"gpu": kernels, "gpu_logscale": gpu_logscale, "gpu_adamw": gpu_adamw, "gpu_codes": gpu_codes}
+    modules["gpu_mean"] = gpu_mean
     put: list[Any] = [patch.object(torch, name, _factory(getattr(torch, name))) for name in _MADE]
     put += [patch.object(torch, name, _factory(getattr(torch, name), True)) for name in ("tensor", "as_tensor")]
     put += [
@@ -244,7 +247,7 @@ def _patches() -> list[Any]:
     made |= {"get_backend": lambda group=None: "nccl", "new_group": _new_group(dist.new_group)}
     put += [patch.object(dist, name, function) for name, function in made.items()]
     put.append(patch.object(_torch_private, "timeout", lambda group, device: None))
-    put += [patch.object(module, "all_gather", made[both[0]]) for module in (channels, pipeline)]
+    put += [patch.object(module, "all_gather", made[both[0]]) for module in (channels, pipeline, whole)]
     return put
 
 

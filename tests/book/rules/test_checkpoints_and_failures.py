@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.book.rules import scaffold as s
-from tests.book.rules.scaffold import F, N, P
+from tests.book.rules.scaffold import F, M, N, P
 from tq.book.claims import ledger
 from tq.book.claims.rules import checkpoints_and_failures as rules
 
@@ -59,7 +59,7 @@ TURNS: list[s.Turn] = [
     ("S2-014", {"slow-writer/least-wait": 0.5}, N),
     ("S2-016", {}, F),
     ("S2-016", {"cold/ours-over-torch": 0.97}, N),
-    ("S4-085", {}, N),
+    ("S4-085", {}, M),
     ("S4-085", {"repeat/same-ranks": 0.0}, F),
     ("S2-015", {}, P),  # 1.3 % of the loss is left, and the bytes still shrink
     ("S2-015", {LEFT: 43_900.0}, F),  # 20 %

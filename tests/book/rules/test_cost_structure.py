@@ -88,10 +88,13 @@ TURNS: list[s.Turn] = [
     ("S0-031", {}, P),
     ("S0-031", ends("row/175b/hours", 2e5, 5e6), F),
     ("S0-031", ends("row/175b/hours", 1e7, 2e7), N),
-    ("S0-032", {}, F),  # $154M
+    ("S0-032", {}, P),  # $154M, and $83M at the cheapest
+    ("S0-032", three("needed/frontier/llama-3.1-405b", 1e7, 2e7, 3e7), F),  # $90M
     ("S0-032", three("needed/frontier/llama-3.1-405b", 1e6, 5e6, 1e7), P),  # $22.5M, and $63M at the dearest
     ("S0-032", three("needed/frontier/llama-3.1-405b", 1e6, 2e6, 3e6), N),
-    ("S0-033", {}, F),  # its plus sign
+    ("S0-033", {}, N),  # four times as many are needed
+    ("S0-033", ends("row/frontier/hours", 1e7, 1.5e7), P),  # its plus sign
+    ("S0-033", ends("row/frontier/hours", 2e7, 3e7), F),
     ("S0-033", ends("row/frontier/hours", 7e7, 9e7), N),
     ("S3-001", {}, P),
     ("S3-001", {"cost/gpt-4/mid": 109}, F),
@@ -103,7 +106,8 @@ TURNS: list[s.Turn] = [
     ("S3-060", {}, P),
     ("S3-060", three("cost/l31-hours-70b", 4, 5, 9), F),
     ("S3-060", three("cost/l2-70b", 8, 8.5, 9), N),
-    ("S3-061", {}, F),
+    ("S3-061", {}, P),  # $123M
+    ("S3-061", three("cost/l31-hours-405b", 60, 90, 200), F),
     ("S3-061", three("cost/l31-hours-405b", 10, 20, 60), P),
     ("S3-061", three("cost/l31-hours-405b", 10, 15, 20), N),
     ("S4-004", {}, N),  # 737 + 99 of 900
@@ -133,7 +137,7 @@ TURNS: list[s.Turn] = [
     ("S4-095", {"textbook/usd/low": 50, "textbook/usd/mid": 70}, N),
 ]  # fmt: skip
 #: An offer at the price or none; an account of its maker's own; one comparison, or any that is enough.
-FEWER = dict.fromkeys(("S0-022", "S0-025", "S3-004", "S0-033", "S4-017", "S4-030", "S4-031", "S4-084"), 2)
+FEWER = dict.fromkeys(("S0-022", "S0-025", "S3-004", "S4-017", "S4-030", "S4-031", "S4-084"), 2)
 BY_HAND = {
     "S1-016": (6.304,),
     "S3-038": (2.028, 267.6),  # 128 * 8 * 1.98e9

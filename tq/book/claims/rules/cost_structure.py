@@ -8,7 +8,8 @@ import math
 from tq.book.claims import ledger
 from tq.book.claims.formulas import NF4_DQ, STORED, Figure, Formula, Free, RangeFormula, gigabytes
 from tq.book.claims.ledger import NOT_CHECKABLE, PRINTED, Claim, Finding, Results, Rule, found, table
-from tq.book.claims.words import Check, compare, in_part, shown
+from tq.book.claims.sums import dollars, meet, printed
+from tq.book.claims.words import Check, compare, in_part
 from tq.systems import Transformer, hardware, lora, offload
 
 CHAPTER = "cost-structure"
@@ -21,23 +22,10 @@ def _pair(results: Results, key: str) -> Ends:
     return results(CHAPTER, f"{key}/low"), results(CHAPTER, f"{key}/high")
 
 
-def _meet(what: str, a: Ends, b: Ends, unit: str = "") -> Check:
-    """Whether two ranges overlap, which makes a claim hold in part."""
-    wanted = f"{shown(b[0])} to {shown(b[1])}" if math.isfinite(b[1]) else f"at least {shown(b[0])}"
-    text = f"{what} {shown(a[0])} to {shown(a[1])}{f' {unit}' if unit else ''}, must overlap {wanted}"
-    return Check(text, a[0] <= b[1] and b[0] <= a[1], True)
-
-
-def _usd(value: float) -> str:
-    """Dollars as one says them."""
-    return f"${value / 1e6:,.3g}M" if value >= 1e6 else f"${value / 1e3:,.3g}K"
-
-
 def _millions(claim: Claim) -> Ends:
     """The bounds of the claimed sum in millions of dollars."""
     scale = {"$M": 1.0, "$B": 1e3, "$": 1e-6}[claim.unit]
-    least, most = claim.bounds()
-    return least * scale, most * scale
+    return printed(claim)[0] * scale, printed(claim)[1] * scale
 
 
 # --- prices ---------------------------------------------------------------------------------------------------
@@ -63,7 +51,7 @@ def _price(column: str, change: str) -> Rule:
         checks = (
             compare("lowest offer", low, least * (1 - below), least * (1 + below), "USD/h"),
             compare("highest offer", high, most * (1 - above), most * (1 + above), "USD/h"),
-            _meet("offers", (low, high), claim.bounds(), "USD/h"),
+            meet("offers", (low, high), claim.bounds(), "USD/h"),
         )
         number, ends = results(CHAPTER, f"price/{column}/offers"), dict.fromkeys((f"${low:.2f}", f"${high:.2f}"))
         gpu, kind = column.upper().split("/")[0], "large" if column.endswith("major") else "specialised"
@@ -109,9 +97,9 @@ def _cost(row: str, runs: tuple[str, ...], change: str, asked: str = "on-demand/
         for run in runs:
             low, mid, high = (results(CHAPTER, f"needed/{row}/{run}/{end}") for end in ("low", "mid", "high"))
             cost = f"cost in USD with {TOKENS[run]}"
-            checks.append(compare(f"{cost}, median price", mid * prices[1], *claim.bounds()))
-            checks.append(_meet(f"{cost}, all prices", (low * prices[0], high * prices[2]), claim.bounds()))
-            said.append(f"{_usd(mid * prices[1])} with {TOKENS[run]}")
+            checks.append(compare(f"{cost}, median price", mid * prices[1], *printed(claim)))
+            checks.append(meet(f"{cost}, all prices", (low * prices[0], high * prices[2]), printed(claim)))
+            said.append(f"{dollars(mid * prices[1])} with {TOKENS[run]}")
         text = f"At the median dated price a {row.replace('b', 'B')} run is modelled to cost {' and '.join(said)}."
         if own:
             implied = _pair(results, f"row/{row}/implied")
@@ -126,15 +114,17 @@ def _cost(row: str, runs: tuple[str, ...], change: str, asked: str = "on-demand/
 
 def _hours(row: str, run: str, change: str, beside: str = "") -> Rule:
     def rule(claim: Claim, results: Results) -> Finding:
-        """Reproduced if the row's GPU-hours, or more where it has a plus sign, meet the need of the named run (80 %
-        interval over published runs). A part holds if they lie between that need and that of another token count."""
+        """Reproduced if the row's GPU-hours meet the need of the named run (80 % interval over published runs). A part
+        holds if they lie between that need and that of another token count, or, with a plus sign, if up to twice as
+        many meet it."""
         have, need = _pair(results, f"row/{row}/hours"), _pair(results, f"needed/{row}/{run}")
         size, hours = row.replace("b", "B"), f"{have[0]:,.0f} to {have[1]:,.0f} GPU-hours"
         low, high = (f"{float(f'{end:.2g}'):,.0f}" for end in need)
         text = f"The whitepaper's {size} row has {hours}; the model gives {low} to {high} with {TOKENS[run]}."
         open_end = claim.quantifier == "at least"
-        meets = have[0] <= need[1] and (open_end or need[0] <= have[1])
-        checks = [Check(f"{hours}{' or more' if open_end else ''} fit the need with {TOKENS[run]}", meets)]
+        fits, early = f"fit the need with {TOKENS[run]}", have[0] <= need[1]
+        checks = [Check(f"{hours} {fits}", early and need[0] <= have[1])]
+        checks += [Check(f"up to twice as many {fits}", early and need[0] <= 2 * have[1], True)] if open_end else []
         if beside:
             other = _pair(results, f"needed/{row}/{beside}")
             between = min(need[0], other[0]) <= have[0] and have[1] <= max(need[1], other[1])
@@ -159,14 +149,14 @@ def _published(runs: tuple[str, ...], change: str, shorter: str = "") -> Rule:
         for run in runs:
             low, mid, high = (results(CHAPTER, f"cost/{run}/{end}") for end in ("low", "mid", "high"))
             checks.append(compare(f"{RUNS[run]} at the median price, million USD", mid, least, most))
-            checks.append(_meet(f"{RUNS[run]} at all prices, million USD", (low, high), (least, most)))
-            ends = f"({_usd(low * 1e6)} to {_usd(high * 1e6)} over all prices)"
-            said.append(f"{RUNS[run]} is computed to cost {_usd(mid * 1e6)} at the median price of 2026 {ends}.")
+            checks.append(meet(f"{RUNS[run]} at all prices, million USD", (low, high), (least, most)))
+            ends = f"({dollars(low * 1e6)} to {dollars(high * 1e6)} over all prices)"
+            said.append(f"{RUNS[run]} is computed to cost {dollars(mid * 1e6)} at the median price of 2026 {ends}.")
         if shorter:
             hours, prices = _pair(results, f"needed/{shorter}/20-a-parameter"), _pair(results, "on-demand/h100")
             short = hours[0] * prices[0] / 1e6, hours[1] * prices[1] / 1e6
-            checks.append(_meet("a run on 20 tokens per parameter, million USD", short, (least, most)))
-            said.append(f"A run on 20 tokens per parameter costs {_usd(short[0] * 1e6)} to {_usd(short[1] * 1e6)}.")
+            checks.append(meet("a run on 20 tokens per parameter, million USD", short, (least, most)))
+            said.append(f"One on 20 tokens per parameter costs {dollars(short[0] * 1e6)} to {dollars(short[1] * 1e6)}.")
         return found(claim, checks, " ".join(said), change, "medium", "GPU-hours * price")
 
     return rule

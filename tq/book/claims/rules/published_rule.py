@@ -52,10 +52,10 @@ def avoided_failure(claim: Claim, results: Results) -> Finding:
         compare("nats of the published scheme above fp32, from the first step", min(scheme, scheme_own), most=FAILS),
         in_part(compare("nats of momentum feedback with a shared second moment above fp32", shared, most=bare)),
     ]
+    ends = f"{min(scheme, scheme_own):+.3f} to {max(scheme, scheme_own):+.3f}, by the fp32 run beside it"
     text = (
         f"Measured: 4-bit gradients with feedback end {gap:+.3f} nats from fp32 with one scale per block, {bare:+.3f} "
-        f"with the published one. The published scheme ends {scheme:+.3f} from it; with a shared second moment it ends "
-        f"{shared:+.3f}."
+        f"with the published one. The published scheme ends {ends}; with a shared second moment {shared:+.3f}."
     )
     change = "The authors' code, or a run in which feedback fails with one scale per block."
     return found(claim, checks, text, change, "medium")

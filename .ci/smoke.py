@@ -484,12 +484,12 @@ def all_reduces(rank: int, tmp: Path) -> list[Tensor]:
 
 def ddp(rank: int, tmp: Path) -> list[Tensor]:
     from tq import Codec
-    from tq.train import gpu_hooks, hooks
+    from tq.train import hooks
     from tq.train.collectives import HookState, ddp_hook
 
     found = []
     early = pickle.loads(pickle.dumps(hooks.HookState(Codec(bits=4), warmup=1)))  # as launchers send it
-    for state, hook in ((HookState(Codec(bits=4), warmup=1), ddp_hook), (early, gpu_hooks.ddp_hook)):
+    for state, hook in ((HookState(Codec(bits=4), warmup=1), ddp_hook), (early, hooks.ddp_hook)):
         replica = DistributedDataParallel(model())
         replica.register_comm_hook(state, hook)
         train_rank(replica, torch.optim.AdamW(replica.parameters(), lr=1e-3), rank)

@@ -31,7 +31,6 @@ DOORS: dict[str, list[str] | None] = {
     ],
     "tq.train.collectives": ["Work", "all_reduce"],
     "tq.backend": ["Config", "configure", "load_state_dict", "report", "state_dict"],
-    "tq.train.gpu_hooks": ["ReduceScatter", "ddp_hook"],
     "tq.train.hooks": ["HookState", "ReduceScatter", "ddp_hook"],
     "tq.train.diloco": ["DiLoCo"],
     "tq.train.optim": ["TurboQuantAdamW"],

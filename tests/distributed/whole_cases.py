@@ -19,8 +19,7 @@ from tq.lab.ranks import together
 from tq.lab.simulated_gpu import plain
 from tq.lab.simulated_torch import simulate
 from tq.quant.rank_mean import RankMean
-from tq.train import collectives
-from tq.train import gpu_hooks as hooks
+from tq.train import collectives, hooks
 from tq.train.comm.agreement import GroupError
 
 Codecs = Codec | tuple[Codec, Codec]

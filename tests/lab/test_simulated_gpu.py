@@ -36,8 +36,8 @@ def test_a_case(answers: dict[str, str | None], name: str) -> None:
 
 @pytest.fixture(scope="module")
 def paths() -> dict[str, Any]:
-    whole = ["DDP hook, whole", "FSDP2 reduce-scatter, whole"]
-    return gpu_paths.run(["optimizer, capturable", "DDP hook", "FSDP2 reduce-scatter", *whole, "DiLoCo, delayed"])
+    both = [name for name in gpu_paths.PATHS if name.startswith(("DDP", "FSDP2"))]
+    return gpu_paths.run(["optimizer, capturable", *both, "DiLoCo, delayed"])
 
 
 def test_nothing_waits_and_all_is_in_order(paths: dict[str, Any]) -> None:
@@ -47,15 +47,14 @@ def test_nothing_waits_and_all_is_in_order(paths: dict[str, Any]) -> None:
 
 
 def test_collectives_are_launches_too(paths: dict[str, Any]) -> None:
-    assert paths["FSDP2 reduce-scatter"]["what"]["alltoall_base_"] == 1
-    assert paths["DDP hook"]["what"]["_allgather_base_"] == 2  # of two buckets
-    assert paths["FSDP2 reduce-scatter, whole"]["what"]["alltoall_base_"] == 2  # payload and scales
-    assert paths["DDP hook, whole"]["what"]["_allgather_base_"] == 4
+    assert paths["FSDP2 reduce-scatter, in pieces"]["what"]["alltoall_base_"] == 1
+    assert paths["DDP hook, in pieces"]["what"]["_allgather_base_"] == 2  # of two buckets
+    assert paths["FSDP2 reduce-scatter"]["what"]["alltoall_base_"] == 2  # payload and scales
+    assert paths["DDP hook"]["what"]["_allgather_base_"] == 4
 
 
 def test_launches_become_no_more(paths: dict[str, Any]) -> None:
-    assert paths["FSDP2 reduce-scatter"]["launches"] <= 14 and paths["DDP hook"]["launches"] <= 27
-    assert paths["FSDP2 reduce-scatter, whole"]["launches"] <= 6 and paths["DDP hook, whole"]["launches"] <= 10
+    assert paths["FSDP2 reduce-scatter"]["launches"] <= 6 and paths["DDP hook"]["launches"] <= 10
 
 
 def test_it_is_refused_without_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -218,8 +218,11 @@ class CodedGroup(dist.ProcessGroup):
         """For coded traffic; all ranks make it at the same call, and in the thread that calls."""
         if device.type not in self._own:
             backend = "nccl" if device.type == "cuda" else "gloo"
-            more = {"use_local_synchronization": True, "group_desc": "tq-coded"}
-            self._own[device.type] = self._watched(partial(dist.new_group, self._ranks, self._timeout, backend, **more))
+            make = partial(
+                dist.new_group, self._ranks, self._timeout, backend, use_local_synchronization=True,
+                group_desc="tq-coded",
+            )  # fmt: skip
+            self._own[device.type] = self._watched(make)
         return self._own[device.type]
 
     def _watched(self, make: Callable[[], dist.ProcessGroup]) -> dist.ProcessGroup:
@@ -249,7 +252,8 @@ class CodedGroup(dist.ProcessGroup):
             except RuntimeError as error:
                 ended.put((rank, error))
 
-        for call in (work, *(partial(listen, rank) for rank in others)):
+        calls: list[Callable[[], None]] = [work, *(partial(listen, rank) for rank in others)]
+        for call in calls:
             Thread(target=call, daemon=True).start()
         group: dist.ProcessGroup | None = None
         for _ in range(self.size()):

@@ -24,7 +24,7 @@ from tq.lab.ranks import together
 from tq.lab.simulated_gpu import KINDS, SimulatedGPU
 from tq.lab.simulated_torch import simulate
 from tq.quant.codec import Codec
-from tq.train import gpu_hooks, hooks
+from tq.train import collectives, hooks
 from tq.train.activations import compress_activations
 from tq.train.collectives import all_reduce
 from tq.train.diloco import DiLoCo
@@ -132,8 +132,8 @@ def _hook(hook: Callable[..., Any]) -> Step:
     return step
 
 
-def _reduce_scatter(kind: type[hooks.ReduceScatter]) -> Step:
-    reduce, ranks, group = kind(_codec(), warmup=0), dist.get_world_size(), dist.group.WORLD
+def _reduce_scatter(reduce: collectives.ReduceScatter) -> Step:
+    ranks, group = dist.get_world_size(), dist.group.WORLD
     given, own = torch.randn(SIDE**2 * ranks, device="cuda"), torch.empty(SIDE**2, device="cuda")
     assert group is not None
 
@@ -178,9 +178,9 @@ PATHS: dict[str, Training] = {
     "all-reduce": Training(lambda: _all_reduce(False)),
     "all-reduce, async": Training(lambda: _all_reduce(True)),
     "DDP hook": Training(lambda: _hook(hooks.ddp_hook), 2),
-    "DDP hook, whole": Training(lambda: _hook(gpu_hooks.ddp_hook), 2),
-    "FSDP2 reduce-scatter": Training(lambda: _reduce_scatter(hooks.ReduceScatter)),
-    "FSDP2 reduce-scatter, whole": Training(lambda: _reduce_scatter(gpu_hooks.ReduceScatter)),
+    "DDP hook, in pieces": Training(lambda: _hook(collectives.ddp_hook), 2),
+    "FSDP2 reduce-scatter": Training(lambda: _reduce_scatter(hooks.ReduceScatter(_codec(), warmup=0))),
+    "FSDP2 reduce-scatter, in pieces": Training(lambda: _reduce_scatter(collectives.ReduceScatter(_codec()))),
     "DiLoCo": Training(lambda: _diloco(0)),
     "DiLoCo, delayed": Training(lambda: _diloco(1)),
 }  # fmt: skip

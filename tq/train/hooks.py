@@ -17,6 +17,7 @@ from tq.train.comm.agreement import Request, check_consistent, guarded
 from tq.train.comm.channels import Channel, channel_of, new_channel
 from tq.train.comm.pipeline import exact_mean_over
 from tq.train.comm.plain import scatter_sums
+from tq.train.comm.whole import fits, mean_of_whole, scatter_whole
 
 __all__ = ["HookState", "ReduceScatter", "ddp_hook"]
 
@@ -68,7 +69,9 @@ def ddp_hook(state: collectives.HookState, bucket: dist.GradBucket) -> torch.fut
     """Hook for ``DistributedDataParallel.register_comm_hook``: quantized means, while the backward pass goes on.
 
     The exact first steps on CPUs have messages of their own too. As sums of the group, in the hook's thread, they would
-    meet what DDP sums by itself, as with ``find_unused_parameters=True``, in another order on another rank.
+    meet what DDP sums by itself, as with ``find_unused_parameters=True``, in another order on another rank. On GPUs a
+    bucket goes whole, and the host waits only where ranks are compared: in the first quantized step, and in every 64th
+    call. There each bucket costs the host about a millisecond, so take large ones (``bucket_cap_mb=100``).
 
     Args:
         state: of this model.
@@ -85,6 +88,8 @@ def ddp_hook(state: collectives.HookState, bucket: dist.GradBucket) -> torch.fut
         >>> dist.destroy_process_group()
     """
     buffer, channel = bucket.buffer(), state.channel
+    if buffer.is_cuda and state.step >= state.warmup and fits(state.codecs, buffer.device):
+        return _whole_on_stream(state, bucket)
     if buffer.is_cuda or state.step >= state.warmup:
         return collectives.ddp_hook(state, bucket)
     state.step += bucket.is_last()
@@ -99,6 +104,19 @@ def ddp_hook(state: collectives.HookState, bucket: dist.GradBucket) -> torch.fut
             future.set_exception(error)  # type: ignore[arg-type]
 
     channel.submit(run)
+    return future
+
+
+def _whole_on_stream(state: collectives.HookState, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    """The host waits only where ranks are compared, so a stream of its own is enough."""
+    buffer, key, stream = bucket.buffer(), (state.step, bucket.index()), state.channel.stream(bucket.buffer().device)
+    state.step += bucket.is_last()
+    stream.wait_stream(torch.cuda.current_stream(buffer.device))
+    future: torch.futures.Future[Tensor] = torch.futures.Future(devices=[buffer.device])
+    with torch.cuda.stream(stream):
+        mean_of_whole(buffer, key, state.codecs, state.channel)
+        buffer.record_stream(stream)
+        future.set_result(buffer)
     return future
 
 
@@ -128,7 +146,12 @@ class ReduceScatter(collectives.ReduceScatter):
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
     ) -> None:
-        if self.step >= self.warmup or op not in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
+        known = op in (dist.ReduceOp.SUM, dist.ReduceOp.AVG)
+        if known and self.step >= self.warmup and self._whole(output_tensor, input_tensor):
+            step, self.step = self.step, self.step + 1
+            averaged = op == dist.ReduceOp.AVG
+            return scatter_whole(output_tensor.view(-1), input_tensor, step, self.codec, channel_of(group), averaged)
+        if self.step >= self.warmup or not known:
             return super().__call__(output_tensor, input_tensor, group, op, async_op)
         key, x, channel = (self.step,), input_tensor, channel_of(group)
         self.step += 1
@@ -136,3 +159,7 @@ class ReduceScatter(collectives.ReduceScatter):
         check_consistent(asked, x.device, channel)
         with guarded(channel):
             scatter_sums(output_tensor, x, op, group)
+
+    def _whole(self, out: Tensor, x: Tensor) -> bool:
+        """Whether it can go in few launches."""
+        return x.is_cuda and out.is_contiguous() and x.is_contiguous() and fits((self.codec, self.codec), x.device)

@@ -11,8 +11,7 @@ ON_GPU: dict[str, s.Values] = {
     rules.CHAPTER: {
         "read/8-mib": 7.5, "read/16-mib": 7.4, "read/32-mib": 7.0, "card/second-level": 52.4,
         "away/update-on-the-host": 1.3, "away/moments-streamed": 1.1, "split/same": True, "split/over": 70.0,
-        **s.every("over/{}/whole-tensors", ("encode", "decode"), 2.9),
-        **s.every("over/{}/compiled", ("encode", "decode"), 1.5),
+        **s.every("over/{}/pytorch-reference", ("encode", "decode"), 2.9),
     }
 }  # fmt: skip
 TURNS: list[s.Turn] = [
@@ -26,8 +25,8 @@ TURNS: list[s.Turn] = [
     ("S1-037", {}, F),
     ("S1-037", {"split/same": False}, N),
     ("T-013", {}, F),
-    ("T-013", {"over/decode/whole-tensors": 1.9}, P),
-    ("T-013", s.every("over/{}/whole-tensors", ("encode", "decode"), 1.9), N),
+    ("T-013", {"over/decode/pytorch-reference": 1.9}, P),
+    ("T-013", s.every("over/{}/pytorch-reference", ("encode", "decode"), 1.9), N),
 ]
 
 test_each_rule_follows_the_results, test_every_rule_is_turned_and_waits_for_its_results = s.result_tests(

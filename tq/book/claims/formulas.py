@@ -183,10 +183,11 @@ class Free(Formula):
         wanted = "somewhere in this range" if claim.quantifier == words.EXISTS else (
             f"at {shown(self.usual)}; elsewhere it counts in part"
         )  # fmt: skip
-        return (
-            f"Computed: {self.formula}, for {over}. It must come within {self.tolerance(claim):.0%} of the claimed "
-            f"figure {wanted}."
-        )
+        return f"Computed: {self.formula}, for {over}. It must {self._near(claim)} {wanted}."
+
+    def _near(self, claim: Claim) -> str:
+        least, most = self.bounds(claim)
+        return f"lie between {shown(least)} and {shown(most)}" if math.isfinite(most) else f"be at least {shown(least)}"
 
     def __call__(self, claim: Claim, results: Results) -> Finding:
         inside = self.where(claim)

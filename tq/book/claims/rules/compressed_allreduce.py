@@ -68,9 +68,9 @@ def quantized_gradients(claim: Claim, results: Results) -> Finding:
         in_part(compare("times fewer bytes than fp32", wide, FEWER)),
     )
     text = (
-        f"Between two CPU hosts 4-bit gradient sync sends {wide:.1f} times fewer bytes than fp32, {half:.1f} than bf16, "
-        f"and is {faster:.1f} times as fast as fp32 at 100 Mbit/s. The loss ends {gap['value']:+.4f} nats from fp32 "
-        f"({gap['low']:+.3f} to {gap['high']:+.3f}, measured)."
+        f"Between two CPU hosts 4-bit gradient sync sends {wide:.1f} times fewer bytes than fp32, {half:.1f} than "
+        f"bf16, and is {faster:.1f} times as fast as fp32 at 100 Mbit/s. The loss ends {gap['value']:+.4f} nats from "
+        f"fp32 ({gap['low']:+.3f} to {gap['high']:+.3f}, measured)."
     )
     change = "Quantized gradients whose scales and codes take as many bytes as bf16."
     return found(claim, checks, text, change, "medium")

@@ -53,8 +53,8 @@ def eight_bit_accuracy(claim: Claim, results: Results) -> Finding:
 
 def eight_bit_factor(claim: Claim, results: Results) -> Finding:
     """Reproduced if the optimizer state, the 12 bytes per parameter that the document lists (weights and gradients in
-    bf16, moments in fp32) and the 16 with an fp32 master copy, where its total begins, all shrink by the claimed factor.
-    A part holds if one of them does, because it does not say which memory it means."""
+    bf16, moments in fp32) and the 16 with an fp32 master copy, where its total begins, all shrink by the claimed
+    factor. A part holds if one of them does, because it does not say which memory it means."""
     state, whole = results(CHAPTER, "ratio/8-8"), results(CHAPTER, "whole/8-8")
     listed = (4 + 8) / (4 + 8 / state)
     low, high = claim.bounds()
@@ -65,7 +65,7 @@ def eight_bit_factor(claim: Claim, results: Results) -> Finding:
     )
     text = (
         f"With moments in 8 instead of 32 bits the state is counted to be {state:.2f} times smaller, the document's "
-        f"list of 12 bytes per parameter {listed:.2f} times, and 16 bytes with an fp32 master copy {whole:.2f} times. "
+        f"12 bytes per parameter {listed:.2f} times, and 16 bytes with an fp32 master copy {whole:.2f} times. "
         "Quality is judged separately."
     )
     change = "A statement which memory is halved."

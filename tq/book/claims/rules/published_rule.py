@@ -76,8 +76,8 @@ def no_v_communication(claim: Claim, results: Results) -> Finding:
     )
     text = (
         f"Measured: with local second moments the replicas end {drift:.2f} lengths of the weights apart and "
-        f"{local:+.3f} nats from fp32; averaging v leaves {shared:+.3f}. Of the gradient that averaged momenta give, v "
-        f"needs no message and leaves {averaged:+.3f}, at most {high:+.3f}."
+        f"{local:+.3f} nats from fp32; averaging v leaves {shared:+.3f}. Of the averaged gradient, v needs no message "
+        f"and leaves {averaged:+.3f} (95%: up to {high:+.3f})."
     )
     return found(claim, checks, text, "A run whose replicas stay together with local second moments.", "medium")
 

@@ -105,7 +105,6 @@ def strategy(claim: Claim, results: Results) -> Finding:
     return found(claim, checks, text, "Two published runs of one model that differ threefold by layout.", "medium")
 
 
-
 def elastic(claim: Claim, results: Results) -> Finding:
     """Reproduced if an elastic run saves the claimed low end per unit of work against one of fixed size on the same
     spot nodes, on every recorded trace: both want all nodes, the elastic one at its best patience. A part holds if it

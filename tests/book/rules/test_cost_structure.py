@@ -113,8 +113,9 @@ TURNS: list[s.Turn] = [
     ("S3-061", three("cost/l31-hours-405b", 60, 90, 200), F),
     ("S3-061", three("cost/l31-hours-405b", 10, 20, 60), P),
     ("S3-061", three("cost/l31-hours-405b", 10, 15, 20), N),
-    ("S4-004", {}, U),  # 737 + 99 of 900, and data are not priced
-    ("S4-004", three("textbook/usd", 1050, 1100, 1200), N),
+    ("S4-004", {}, P),  # 737 + 99 of 800
+    ("S4-004", {"textbook/usd/high": 600}, U),  # and data are not priced
+    ("S4-004", three("textbook/usd", 1050, 1150, 1200), N),
     ("S4-004", {"textbook/usd/high": 850}, P),
     ("S4-004", {"textbook/usd/mid": 850, "textbook/usd/high": 1000}, F),
     ("S4-010", {}, P),

@@ -35,10 +35,9 @@ TURNS: list[s.Turn] = [
     ("S0-071", {"provider/time/100g/plain": 1.6}, F),
     ("S0-071", {"provider/time/100g/gradients": 1.3}, N),
     # between 100 million and a billion tokens, each a tenth wider
-    ("S3-066", {}, P),
-    ("S3-066", {"startup/api/input": 1.05, "startup/api/70b": 0.1}, F),
+    ("S3-066", {}, F),
+    ("S3-066", {"startup/api/input": 0.05}, P),
     ("S3-066", {f"startup/api/{name}": 0.05 for name in ("input", "output", "70b")}, N),
-    ("S3-066", {f"startup/api/{name}": 4.0 for name in ("input", "output", "70b")}, N),
 ]
 #: Two: one comparison alone.
 FEWER = {"S0-053": 2, "S0-054": 2}

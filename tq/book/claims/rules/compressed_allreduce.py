@@ -58,8 +58,8 @@ def scaling(claim: Claim, results: Results) -> Finding:
 
 
 def quantized_gradients(claim: Claim, results: Results) -> Finding:
-    """Reproduced if 4-bit gradients are counted to send at least two times fewer bytes between two hosts than bf16,
-    which most runs send. A part holds if they do only against fp32. The document says nothing of the loss, which is
+    """Reproduced if 4-bit gradients are counted to send at least two times fewer bytes between two hosts than bf16. A
+    part holds if they do only against fp32. The document says nothing of the loss, which is
     shown beside."""
     wide, faster = results(CHAPTER, "bytes/fewer/ours/2"), results(CHAPTER, "faster/ours/100/2/16mib")
     half, gap = wide / results(CHAPTER, "bytes/fewer/bf16/2"), results.entry(TRAINING, "loss/ddp-4/gap")
@@ -72,7 +72,7 @@ def quantized_gradients(claim: Claim, results: Results) -> Finding:
         f"bf16, and is {faster:.1f} times as fast as fp32 at 100 Mbit/s. The loss ends {gap['value']:+.4f} nats from "
         f"fp32 ({gap['low']:+.3f} to {gap['high']:+.3f}, measured)."
     )
-    change = "Quantized gradients whose scales and codes take as many bytes as bf16."
+    change = "Quantized gradients that take more than half of the bytes of bf16."
     return found(claim, checks, text, change, "medium")
 
 

@@ -35,7 +35,7 @@ def _price(column: str, change: str) -> Rule:
     def rule(claim: Claim, results: Results) -> Finding:
         """Reproduced if the lowest and the highest dated offer equal the two ends of the claimed range, each within its
         tolerance. A part holds if the two ranges overlap. Otherwise the claim is not checkable, because prices of its
-        month were not found."""
+        month were not found: later ones cannot refute it."""
         low, high = _pair(results, f"price/{column}")
         (least, most), (below, above) = claim.ends(), claim.within()
         checks = (
@@ -118,7 +118,8 @@ def _hours(row: str, run: str, change: str, beside: str = "") -> Rule:
         least, most = have[0] * (1 - off), have[1] * (1 + off)
         hours, what = f"{have[0]:,.0f} to {have[1]:,.0f} GPU-hours", f"GPU-hours with {TOKENS[run]}"
         text = (
-            f"The whitepaper's {row.replace('b', 'B')} row has {hours}; the model gives {two_digits(mid)} with "
+            f"The whitepaper's {row.replace('b', 'B')} row has {two_digits(least)} to {two_digits(most)} GPU-hours, "
+            f"tolerance included; the model gives {two_digits(mid)} with "
             f"{TOKENS[run]} (80% interval {two_digits(need[0])} to {two_digits(need[1])})."
         )
         checks = [compare(f"{what}, median", mid, least, most), meet(f"{what}, 80 % interval", need, (least, most))]
@@ -356,8 +357,8 @@ RULES: dict[str, Rule] = {
     "S3-045": Formula(
         "whole drives of PCIe 4.0 (data/stores.csv); one of PCIe 5.0 (Gigabyte Aorus Gen5 10000, geektopia.es, 2023)",
         lambda: {"one PCIe 4.0 drive": _nvme(), "two PCIe 4.0 drives": 2 * _nvme(), "one PCIe 5.0 drive": 10.0},
-        "A PCIe 4.0 drive reads {0:.1f} GB/s, two read {1:.1f} and an early PCIe 5.0 drive {2:.0f}, as their makers "
-        "print. The document names neither the drive nor the number.",
+        "A PCIe 4.0 drive reads {0:.1f} GB/s, two read {1:.1f} and an early PCIe 5.0 drive {2:.0f}, as printed. The "
+        "document names neither the drive nor the number.",
         "The type and number of drives that are meant.", "GB/s", confidence="medium", see="offload-and-single-gpu",
         basis=PRINTED,
     ),
@@ -397,8 +398,8 @@ RULES: dict[str, Rule] = {
             "of operations, at one share of the peak": math.log10(60e6 / (8 * 24)),
             "of dollars": math.log10(1e9 / (8 * 24 * 3.99)),
         },
-        "If the second takes a day, the document's first two instances are computed to differ by {0:.1f} orders of "
-        "magnitude in operations and {1:.1f} in dollars. The document's own operations are lost.",
+        "If fine-tuning takes a day, the first and second of the document's three instances are computed to differ by "
+        "{0:.1f} orders of magnitude in operations and {1:.1f} in dollars, the first and third by {2:.1f} in operations.",
         "An undamaged copy with the operations of the three instances.", "orders", confidence="low",
         conditions=lambda: {"of operations, the first over the third": math.log10(6.67e25 / (6 * 7e9 * 1e11))},
     ),
@@ -421,13 +422,10 @@ RULES: dict[str, Rule] = {
         "An H100 with less than 2.7 TB/s, such as the PCIe card.", "TB/s", confidence="medium", basis=PRINTED,
     ),
     "S3-043": Formula(
-        "data sheet of the H100 SXM (data/hardware.csv); 3 TB/s announced in March 2022 (tweaktown.com/news/85197)",
-        lambda: {
-            "memory": _of("h100-80gb", "memory") / 80, "its rate": _of("h100-80gb", "hbm") / 3000,
-            "its rate as announced": 3000 / 3000,
-        },
-        "The H100's data sheet prints the claimed 80 GB but {1:.2f} times the claimed 3 TB/s, which is what NVIDIA "
-        "announced in 2022. Neither was measured.",
+        "data sheet of the H100 SXM (data/hardware.csv)",
+        lambda: {"memory": _of("h100-80gb", "memory") / 80, "its rate": _of("h100-80gb", "hbm") / 3000},
+        "The H100's data sheet prints the claimed 80 GB but {1:.2f} times the claimed 3 TB/s, which NVIDIA announced "
+        "in 2022. Neither was measured.",
         "A data sheet of the H100 SXM with 3 TB/s.", "times the claimed", claimed=1.0, within=0.1,
         confidence="medium", basis=PRINTED,
     ),

@@ -134,6 +134,17 @@ def test_a_change_that_the_runs_do_not_cover_is_not_lifted(root: Path) -> None:
     stats.write_text(text)
 
 
+def test_runs_of_named_functions_count_again_and_the_rest_is_left(root: Path) -> None:
+    model = root / "tq/train/experiments/toy_chapter.py"
+    model.write_text(MODEL.replace("numbers", "row"))
+    said = run(root, "revalidate toy-chapter --sample 2 --functions falls", "status toy-chapter", code=1)
+    assert said.count("ok: the same bits") == 2 and "the 12 kept runs count again" in said
+    assert "stale: tq/train/experiments/toy_chapter.py" in said
+    with pytest.raises(AssertionError, match="functions must be among falls, got rises"):
+        run(root, "revalidate toy-chapter --functions rises")
+    model.write_text(MODEL.replace("numbers", "vector"))
+
+
 def test_one_changed_rounding_in_the_codec_stays_stale(root: Path) -> None:
     reference = root / "tq/quant/reference.py"
     text, exact = reference.read_text(), "return norm_N * norm_N / dot_N"

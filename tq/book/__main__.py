@@ -97,7 +97,9 @@ def _revalidate(given: argparse.Namespace) -> int:
     code = 0
     with lock():
         for chapter in select(given.chapters):
-            holds, said = revalidate(chapter, given.device, given.profile, sample=given.sample)
+            holds, said = revalidate(
+                chapter, given.device, given.profile, sample=given.sample, functions=given.functions
+            )
             print(f"{chapter}:\n{said}")
             code = max(code, 0 if holds else 1)
     return code
@@ -256,6 +258,10 @@ def _kept_runs(commands: Any) -> None:
     )  # fmt: skip
     again.add_argument("chapters", nargs="+", metavar="CHAPTER", help="name of a chapter")
     again.add_argument("--sample", type=int, default=6, metavar="N", help="runs computed anew; default: 6")
+    again.add_argument(
+        "--functions", nargs="+", default=(), metavar="NAME",
+        help="whose runs are sampled and count again; the rest, as of what measures time, is left to reproduce",
+    )
     again.set_defaults(act=_revalidate)
     moved = commands.add_parser(
         "outcomes", parents=[view], help="finished runs of a long chapter, to and from data/outcomes"

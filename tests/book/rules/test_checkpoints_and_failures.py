@@ -1,10 +1,5 @@
 """Rules over checkpoints and failures."""
 
-import dataclasses
-from pathlib import Path
-
-import pytest
-
 from tests.book.rules import scaffold as s
 from tests.book.rules.scaffold import F, M, N, P
 from tq.book.claims import ledger
@@ -51,6 +46,11 @@ RESULTS: dict[str, s.Values] = {
 LEFT, RATIO = "month/in-the-background/every-30-min", "ratio/ours/mix"
 BEST, OFTEN = "month/saved-by-compression-at-best", "month/losslessly-compressed/every-30-min"
 TURNS: list[s.Turn] = [
+    # of 70B 1,209,600 GB at 0.015 to 0.1 dollars, of 405B 6,998,400 GB, $218,972 of idle time, less 1 / ratio of each
+    ("S2-008", {}, P),  # $4,654 to $31,027 of 70B; of 405B $26,927 to $179,513, and $56,168 of idle time
+    ("S2-008", {RATIO: 1.8}, F),  # $8,064 to $53,760
+    ("S2-008", {RATIO: 1.1}, P),  # $63,622 at most of 405B, and $19,907 of idle time
+    ("S2-008", {RATIO: 1.05}, N),  # $33,326 at most
     ("S2-007", {}, F),
     ("S2-007", {"short/lines": 34.0}, N),
     ("S2-007", {"short/exact": 0.0}, N),
@@ -69,7 +69,7 @@ TURNS: list[s.Turn] = [
     ("S2-019", {OFTEN: 200_000.0}, N),
 ]
 test_each_turn, test_each_rule_turns = s.result_tests(
-    rules, RESULTS, TURNS, fewer={"S2-007": 2, "S2-014": 2, "S2-016": 2, "S4-085": 2}, apart=("S2-008", "S2-018")
+    rules, RESULTS, TURNS, fewer={"S2-007": 2, "S2-014": 2, "S2-016": 2, "S4-085": 2}, apart=("S2-018",)
 )
 
 
@@ -77,19 +77,3 @@ def test_storage_is_a_part_of_what_idle_gpus_cost() -> None:
     """972 s * 1,440 / 3,600 h * 128 * $4.40 = $218,972 against 1,440 * 4,860 GB * $0.023 = $160,963: 1.36 times."""
     judged = rules.idle_against_storage(ledger.claim("S2-018"), ledger.Results())
     assert judged.verdict == P and "$218,972" in judged.condition and "$160,963" in judged.condition
-
-
-@pytest.mark.parametrize(
-    ("value", "wanted"),
-    # 1,209,600 GB at 0.015 to 0.1 dollars, of which 0.38 / 1.38 is saved: $4,996 to $33,308; of idle time $56,156
-    [("56,000", P), ("54,000", P), ("53,000", N), ("36,000", N), ("35,000", F), ("5,000", F), ("4,500", N)],
-)
-def test_storage_saves_what_some_listed_price_makes_of_it(value: str, wanted: str) -> None:
-    given = dataclasses.replace(ledger.claim("S2-008"), value=value)
-    judged = rules.storage_saving(given, ledger.Results())
-    assert judged.verdict == wanted, judged.checks
-    assert "$56,156" in judged.condition and "$4,996 to $33,308" in judged.condition
-
-
-def test_storage_is_judged_without_a_run(root: Path) -> None:
-    assert s.verdict("S2-008").verdict == P

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tests.book import helpers as h
 from tests.book.rules import scaffold as s
-from tests.book.rules.scaffold import F, N, P, X, ends, three
+from tests.book.rules.scaffold import F, N, P, U, X, ends, three
 from tq.book.claims.rules import cost_structure as rules
 
 
@@ -38,19 +38,19 @@ TURNS: list[s.Turn] = [
     ("S0-020", {}, F),
     ("S0-020", {"price/h100/major/high": 10.0}, P),
     ("S0-020", ends("price/h100/major", 6.96, 12.29), P),  # a figure of three digits is held to a hundredth
-    ("S0-020", ends("price/h100/major", 20, 30), N),
+    ("S0-020", ends("price/h100/major", 20, 30), X),  # prices of another month refute nothing
     ("S0-021", {}, P),  # the ranges meet, neither end agrees
     ("S0-021", ends("price/h100/specialised", 1.87, 3.44), F),
-    ("S0-021", ends("price/h100/specialised", 4, 6), N),
+    ("S0-021", ends("price/h100/specialised", 4, 6), X),
     ("S0-022", {}, X),
     ("S0-022", {"price/h100/spot/low": 1.06}, X),  # 0.99 and a twentieth are 1.04
     ("S0-022", {"price/h100/spot/low": 1.0}, F),
     ("S0-023", {}, P),
     ("S0-023", ends("price/a100/major", 3.43, 5.78), F),
-    ("S0-023", ends("price/a100/major", 1, 2), N),
+    ("S0-023", ends("price/a100/major", 1, 2), X),
     ("S0-024", {}, P),
     ("S0-024", ends("price/a100/specialised", 1.29, 2.06), F),
-    ("S0-024", ends("price/a100/specialised", 2.5, 2.8), N),
+    ("S0-024", ends("price/a100/specialised", 2.5, 2.8), X),
     ("S0-025", {}, X),
     ("S0-025", {"price/a100/spot/low": 0.74}, F),
     ("S0-026", {}, P),  # 20 tokens a parameter cost $21,000, Llama 2's $301,000; both prices of its own are listed
@@ -67,6 +67,7 @@ TURNS: list[s.Turn] = [
     ),
     ("S0-027", {}, P),  # fewer hours than Llama 2's, more than 20 tokens a parameter take
     ("S0-027", {"row/7b/hours/low": 5000}, F),
+    ("S0-027", {"row/7b/hours/low": 10_000}, P),  # a tenth below it is inside the 80 % interval, and above the median
     ("S0-027", ends("row/7b/hours", 100, 200), N),
     ("S0-028", {}, P),  # $2.1M and $3.0M, and 17.44 dollars an hour are on no list of its own
     ("S0-028", {"row/70b/implied/high": 12.0}, F),
@@ -79,8 +80,9 @@ TURNS: list[s.Turn] = [
         },
         N,
     ),
-    ("S0-029", {}, N),
-    ("S0-029", ends("row/70b/hours", 1e5, 9e5), F),
+    ("S0-029", {}, P),  # 344,064 and a tenth are in the 80 % interval, and below the median
+    ("S0-029", {"row/70b/hours/high": 320_000}, N),  # 352,000 are not
+    ("S0-029", {"row/70b/hours/high": 490_000}, F),  # 539,000
     ("S0-029", ends("row/70b/hours", 1e6, 1.3e6), P),
     ("S0-030", {}, P),
     ("S0-030", ends("row/175b/implied", 2, 4), F),
@@ -94,8 +96,9 @@ TURNS: list[s.Turn] = [
     ("S0-032", three("needed/frontier/llama-3.1-405b", 1e6, 2e6, 3e6), N),
     ("S0-033", {}, N),  # four times as many are needed
     ("S0-033", ends("row/frontier/hours", 1e7, 1.5e7), P),  # its plus sign
-    ("S0-033", ends("row/frontier/hours", 2e7, 3e7), F),
-    ("S0-033", ends("row/frontier/hours", 7e7, 9e7), N),
+    ("S0-033", ends("row/frontier/hours", 2e7, 3e7), P),  # 33 of 34.2 million
+    ("S0-033", ends("row/frontier/hours", 2e7, 4e7), F),
+    ("S0-033", ends("row/frontier/hours", 8e7, 9e7), N),
     ("S3-001", {}, P),
     ("S3-001", {"cost/gpt-4/mid": 109}, F),
     ("S3-001", three("cost/gpt-4", 130, 200, 300), N),
@@ -110,7 +113,9 @@ TURNS: list[s.Turn] = [
     ("S3-061", three("cost/l31-hours-405b", 60, 90, 200), F),
     ("S3-061", three("cost/l31-hours-405b", 10, 20, 60), P),
     ("S3-061", three("cost/l31-hours-405b", 10, 15, 20), N),
-    ("S4-004", {}, N),  # 737 + 99 of 900
+    ("S4-004", {}, P),  # 737 + 99 of 800
+    ("S4-004", {"textbook/usd/high": 600}, U),  # and data are not priced
+    ("S4-004", three("textbook/usd", 1050, 1150, 1200), N),
     ("S4-004", {"textbook/usd/high": 850}, P),
     ("S4-004", {"textbook/usd/mid": 850, "textbook/usd/high": 1000}, F),
     ("S4-010", {}, P),
@@ -137,25 +142,25 @@ TURNS: list[s.Turn] = [
     ("S4-095", {"textbook/usd/low": 50, "textbook/usd/mid": 70}, N),
 ]  # fmt: skip
 #: An offer at the price or none; an account of its maker's own; one comparison, or any that is enough.
-FEWER = dict.fromkeys(("S0-022", "S0-025", "S3-004", "S4-017", "S4-030", "S4-031", "S4-084"), 2)
+FEWER = dict.fromkeys(("S0-022", "S0-025", "S3-004", "S4-017", "S4-030", "S4-031", "S4-084"), 2) | {"S4-004": 4}
 BY_HAND = {
     "S1-016": (6.304,),
     "S3-038": (2.028, 267.6),  # 128 * 8 * 1.98e9
     "S3-040": (33.45, 19.49),
-    "S3-043": (1, 1.117),
+    "S3-043": (1, 1.117, 1),
     "S3-044": (307.2,),
-    "S3-045": (7.45, 14.9),
+    "S3-045": (7.45, 14.9, 10),
     "S4-005": (810,),
     "S4-006": (208.9, 215.2),
     "S4-007": (101.2, 202.3, 809.2),  # 126 * r * 100,352
     "S4-008": (640,),
     "S4-009": (70.42, 112),
-    "S4-012": (4.201, 6.115),  # 6.67e25 / 4.2e21; 1e9 / 766
+    "S4-012": (5.495, 6.116, 4.201),  # 60e6 / 192; 1e9 / 766; 6.67e25 / 4.2e21
     "S4-033": ((989.5, 1979),),
     "S4-034": (141,),
     "S4-042": (3.35,),
     "S4-044": (0.9895,),
-    "S4-078": (1.4,),
+    "S4-078": ((20, 1.4),),
     "S4-079": (60,),
 }  # fmt: skip
 

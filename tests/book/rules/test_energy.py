@@ -1,7 +1,7 @@
 """Rules over energy."""
 
 from tests.book.rules import scaffold as s
-from tests.book.rules.scaffold import F, N, P
+from tests.book.rules.scaffold import F, N, P, U
 from tq.book.claims import ledger
 from tq.book.claims.rules import energy as rules
 
@@ -19,7 +19,6 @@ RESULTS: dict[str, s.Values] = {
         "frontier/gpt4-class": (67.0, 54.0, 80.0),
         "frontier/llama31-405b": (34.0, 28.0, 41.0),
         "carbon/cluster": 0.46,
-        "carbon/mw-for-a-megatonne": 241.0,
     },
 }
 TURNS: list[s.Turn] = [
@@ -35,14 +34,16 @@ TURNS: list[s.Turn] = [
     ("S4-092", {}, N),
     ("S4-092", {"gpt3/usd": 165e3}, F),
     ("S4-092", {"gpt3/usd": 60e3}, N),
-    ("S4-093", {}, P),
+    # 50-200 wider by a tenth is 45 to 220
+    ("S4-093", {}, P),  # by the document's own run alone
     ("S4-093", {"frontier/llama31-405b": (70.0, 60.0, 80.0)}, F),
-    ("S4-093", {"frontier/llama31-405b": (300.0, 250.0, 350.0)}, F),  # its plus sign
-    ("S4-093", {"frontier/gpt4-class": (40.0, 30.0, 50.0)}, P),
-    ("S4-093", {"frontier/gpt4-class": (25.0, 20.0, 30.0)}, N),
-    ("S4-098", {}, P),
+    ("S4-093", {"frontier/llama31-405b": (40.0, 30.0, 50.0), "frontier/gpt4-class": (25.0, 20.0, 30.0)}, P),
+    ("S4-093", {"frontier/llama31-405b": (300.0, 250.0, 350.0), "frontier/gpt4-class": (25.0, 20.0, 30.0)}, N),
+    ("S4-093", {"frontier/gpt4-class": (40.0, 30.0, 50.0)}, N),
+    ("S4-098", {}, U),
+    ("S4-098", {"carbon/cluster": 0.03}, U),
     ("S4-098", {"carbon/cluster": 2.4}, F),
-    ("S4-098", {"carbon/cluster": 0.1}, N),
+    ("S4-098", {"carbon/cluster": 0.01}, N),
 ]  # fmt: skip
 
 test_each_rule_follows_the_results, test_every_rule_is_turned_and_waits_for_its_results = s.result_tests(

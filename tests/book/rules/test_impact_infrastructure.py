@@ -11,7 +11,7 @@ RESULTS: dict[str, s.Values] = {
         "need/datacenters/diloco-bf16/50": 0.84,
         "need/datacenters/diloco-4/50": 0.22,
         "intellect/use/lowest": 0.84,
-        "use/hybrid/bf16/10000": 0.1,
+        "use/hybrid/fp32/10000": 0.06,
         "use/hybrid/4-bits/10000": 0.3,
         "use/hybrid/diloco-bf16/10000": 0.9,
         "use/pool/fp32/100000": 0.33,
@@ -28,6 +28,7 @@ TURNS: list[s.Turn] = [
     ("S0-041", {**UNPUBLISHED, **NO_METHOD}, P),  # impossible before, and codes do not change it
     ("S0-042", {}, P),
     ("S0-042", {"use/hybrid/4-bits/10000": 0.6}, F),
+    ("S0-042", {"use/hybrid/4-bits/10000": 0.6, "use/hybrid/fp32/10000": 0.55}, P),  # was practical before
     ("S0-042", {"use/pool/4-bits/100000": 0.4}, N),
     ("S0-042", {"use/pool/fp32/100000": 0.55}, N),  # was practical before
 ]

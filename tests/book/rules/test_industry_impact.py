@@ -20,6 +20,7 @@ TURNS: list[s.Turn] = [
     # 30 % less a tenth
     ("S0-052", {}, N),
     ("S0-052", {"provider/network-share": (0.2, 0.1, 0.28)}, P),
+    ("S0-052", {"provider/saving-at-their-prices": 0.15}, P),  # a network that costs nothing would save 28 %
     ("S0-052", {"provider/saving-at-their-prices": 0.28}, F),
     ("S0-053", {}, N),
     ("S0-053", {"startup/saving/100g": 0.5}, N),  # of a network that nobody rents out
@@ -33,9 +34,10 @@ TURNS: list[s.Turn] = [
     ("S0-071", {"provider/time/100g/plain": 1.3}, P),
     ("S0-071", {"provider/time/100g/plain": 1.6}, F),
     ("S0-071", {"provider/time/100g/gradients": 1.3}, N),
+    # between 100 million and a billion tokens, each a tenth wider
     ("S3-066", {}, F),
-    ("S3-066", {"startup/api/output": 0.09}, P),
-    ("S3-066", {f"startup/api/{name}": 0.09 for name in ("input", "output", "70b")}, N),
+    ("S3-066", {"startup/api/input": 0.05}, P),
+    ("S3-066", {f"startup/api/{name}": 0.05 for name in ("input", "output", "70b")}, N),
 ]
 #: Two: one comparison alone.
 FEWER = {"S0-053": 2, "S0-054": 2}

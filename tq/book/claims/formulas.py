@@ -31,6 +31,7 @@ STORED = Codec(bits=4, block=128).bits_per_element  # 4.25: an fp32 scale a bloc
 STORED_BF16 = Codec(bits=4, block=128, scale_dtype=torch.bfloat16).bits_per_element  # 4.125
 NF4_DQ = nf4_double_quantized().bits_per_element  # 4.127
 GIB = 2.0**30
+OPEN = 1e9  # an upper end from which on a range counts as open
 
 
 def _nothing() -> dict[str, Figure]:
@@ -86,12 +87,17 @@ class Formula:
         if bound is not None:
             near = f"{bound} the claimed figure" + (f", with {off:.0%} of tolerance" if off else "")
         else:
-            near = "equal the claimed figure" if off == 0 else f"come within {off:.0%} of the claimed figure"
+            near = self._near(claim)
         who = (
             "It" if many == 1 else f"At least one of {many} readings" if claim.quantifier == words.EXISTS
             else f"Each of {many} readings"
         )  # fmt: skip
         return f"Computed: {self.formula}. {who} must {near}."
+
+    def _near(self, claim: Claim) -> str:
+        """What a reading of a claim that is no bound must do."""
+        off = self.tolerance(claim)
+        return f"come within {off:.0%} of the claimed figure" if off else "equal the claimed figure"
 
     def agrees(self, value: Figure, claim: Claim) -> bool:
         """Whether a reading of this value agrees."""
@@ -130,6 +136,10 @@ class RangeFormula(Formula):
 
     _: KW_ONLY
     claimed: Figure | Callable[[Claim], Figure] = Claim.ends
+
+    def _near(self, claim: Claim) -> str:
+        least, most = self.bounds(claim)
+        return f"be at least {shown(least)}" if most >= OPEN else f"lie between {shown(least)} and {shown(most)}"
 
     def agrees(self, value: Figure, claim: Claim) -> bool:
         """Whether a reading of this value, or range, lies in the claimed one."""
@@ -173,10 +183,11 @@ class Free(Formula):
         wanted = "somewhere in this range" if claim.quantifier == words.EXISTS else (
             f"at {shown(self.usual)}; elsewhere it counts in part"
         )  # fmt: skip
-        return (
-            f"Computed: {self.formula}, for {over}. It must come within {self.tolerance(claim):.0%} of the claimed "
-            f"figure {wanted}."
-        )
+        return f"Computed: {self.formula}, for {over}. It must {self._near(claim)} {wanted}."
+
+    def _near(self, claim: Claim) -> str:
+        least, most = self.bounds(claim)
+        return f"lie between {shown(least)} and {shown(most)}" if math.isfinite(most) else f"be at least {shown(least)}"
 
     def __call__(self, claim: Claim, results: Results) -> Finding:
         inside = self.where(claim)

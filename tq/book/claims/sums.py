@@ -1,10 +1,11 @@
-"""Sums of money in rules: how they are said, and when two ranges of them meet."""
+"""Sums of money in rules: how they are said, of which months prices are, and when two ranges meet."""
 
 from __future__ import annotations
 
+import datetime
 import math
 
-from tq.book.claims.ledger import Claim
+from tq.book.claims.ledger import Claim, table
 from tq.book.claims.words import Check, shown
 
 Ends = tuple[float, float]
@@ -20,6 +21,22 @@ def meet(what: str, a: Ends, b: Ends, unit: str = "") -> Check:
 def dollars(value: float) -> str:
     """Dollars as one says them."""
     return f"${value / 1e6:,.3g}M" if value >= 1e6 else f"${value / 1e3:,.3g}K"
+
+
+def two_digits(value: float) -> str:
+    """With the two digits that an estimate has."""
+    return f"{float(f'{value:.2g}'):,.0f}"
+
+
+def snapshot() -> str:
+    """The months in which the offers of `data/prices.csv` were read down."""
+    days = sorted(row["date"] for row in table("prices.csv"))
+    if not days:
+        return "a later month"
+    first, last = (datetime.date.fromisoformat(day) for day in (days[0], days[-1]))
+    until = f"{last:%B %Y}"
+    since = "" if f"{first:%B %Y}" == until else f"{first:%B} to " if first.year == last.year else f"{first:%B %Y} to "
+    return f"{since}{until}"
 
 
 def printed(claim: Claim) -> Ends:

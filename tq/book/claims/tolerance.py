@@ -11,7 +11,7 @@ import re
 
 ONE_DIGIT, TWO_DIGITS, MORE_DIGITS, ABOUT = 0.10, 0.05, 0.01, 0.20
 NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
-ENGLISH, KOREAN = "about|approximately|roughly|around|nearly|almost|order of", "약 |대략|정도"
+ENGLISH, KOREAN = "about|approximately|roughly|around|nearly|almost|approaches|order of", "약 |대략|정도"
 BEFORE = 16  # characters before a number in which a hedge belongs to it
 HEDGE = re.compile(rf"~|≈|\b(?:{ENGLISH})\b|{KOREAN}", re.IGNORECASE)
 

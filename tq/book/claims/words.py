@@ -17,7 +17,7 @@ MEANINGS = {
     REPRODUCED: "comes out, under every reading that the document names",
     PARTLY: "comes out under some of the readings that the document names, or a part of the sentence does",
     NOT_REPRODUCED: "comes out under none",
-    UNDECIDED: "was measured, and the interval reaches to both sides of the margin",
+    UNDECIDED: "was measured or computed, and what is known reaches to both sides of the margin",
     LIMIT: "is a limit that its authors state themselves; the reason says whether it stands or is lifted here",
     NOT_CHECKABLE: "is a forecast, a plan or without any source: nothing that could be run would decide it",
     NOT_MEASURED: "is what a chapter measures, but no full run that can decide it is recorded",

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -86,6 +86,15 @@ def kept_runs(recorded: dict[str, Any], folder: Path) -> list[Path]:
     return found
 
 
+def _of(files: Sequence[Path], functions: Collection[str]) -> list[Path]:
+    """The runs of these functions; of all where none is named."""
+    made_by = {path: tasks.read(path)["function"].partition(":")[2] for path in files}
+    if unknown := set(functions) - set(made_by.values()):
+        known = ", ".join(sorted(set(made_by.values())))
+        raise ValueError(f"functions must be among {known}, got {', '.join(sorted(unknown))}")
+    return [path for path, name in made_by.items() if name in functions or not functions]
+
+
 def compare(sample: Sequence[Path], device: str, jobs: int | None = None) -> list[Compared]:
     """Computes the runs of these files again with today's code."""
     kept = [tasks.read(path) for path in sample]
@@ -114,13 +123,15 @@ def _adopt(files: Sequence[Path], device: str, note: dict[str, Any]) -> list[str
 
 
 def revalidate(
-    chapter: str, device: str = "cpu", profile: str = "full", *, sample: int = SAMPLE, jobs: int | None = None
-) -> tuple[bool, str]:
+    chapter: str, device: str = "cpu", profile: str = "full", *, sample: int = SAMPLE, jobs: int | None = None,
+    functions: Collection[str] = (),
+) -> tuple[bool, str]:  # fmt: skip
     """(whether the recording counts as today's, what was found, in lines).
 
     sample: runs that are computed anew, drawn by a generator that the recording and today's sources seed: a second try
-    draws the same. Without a recording: whether the kept runs count as today's. Raises ValueError where there is
-    nothing to revalidate or not all its runs are kept.
+    draws the same. Without a recording: whether the kept runs count as today's. functions: names of those whose runs
+    are sampled and count again; others, as of what measures time, which never comes out the same, are left to
+    ``reproduce``. Raises ValueError where there is nothing to revalidate or not all its runs are kept.
     """
     if sample < 1:
         raise ValueError(f"sample={sample!r}: at least 1")
@@ -132,7 +143,7 @@ def revalidate(
         return True, f"{chapter} ({device}, {profile}) is up to date"
     if archive.place(chapter, device, profile).is_file():
         archive.unpack(chapter, device, profile)
-    files = kept_runs(recorded, paths.tasks(chapter, device, profile))
+    files = _of(kept_runs(recorded, paths.tasks(chapter, device, profile)), functions)
     today = source_hash(notebook, device)
     chosen = random.Random(f"{recorded['source_hash']} {today}").sample(files, min(sample, len(files)))
     agree, bound, lines = _try(chosen, device, jobs)
@@ -144,8 +155,9 @@ def revalidate(
     }  # fmt: skip
     adopted = _adopt(files, device, note)
     apart = _not_covered(files, stale, set(sources(notebook, device)), device)
-    if apart:
-        lines.append(f"the {len(files)} kept runs count again, but do not cover what else changed: {', '.join(apart)}")
+    if functions or apart:
+        rest = f", but do not cover what else changed: {', '.join(apart)}" if apart else ""
+        lines.append(f"the {len(files)} kept runs count again{rest}")
         lines.append(f"python -m tq.book reproduce {chapter} --profile {profile} computes the rest")
         return False, "\n".join(lines)
     target = paths.place("results", device, profile, f"{chapter}.json", paths.root() / "data")

@@ -79,10 +79,10 @@ def tensor_parallelism(claim: Claim, results: Results) -> Finding:
     text = (
         f"Of {results(CHAPTER, 'tp/layouts'):.0f} modelled layouts that hold one or two sequences with TP8, "
         f"{reach:.0%} hold four with TP4 and 4-bit activations, {nothing:.0%} hold none. Activations per GPU grow "
-        "eightfold against a compression of 3.8 times; states double."
+        "four- to eightfold against a compression of 3.8 times; states double."
     )
     change = "The pipeline stages, sharding and sequence length of the whitepaper's 70B row."
-    return found(claim, checks, text, change, "high", "4 * (8 / 4) / 3.76")
+    return found(claim, checks, text, change, "high", "(2 to 4) * (8 / 4) / 3.76")
 
 
 def gpu_count(claim: Claim, results: Results) -> Finding:

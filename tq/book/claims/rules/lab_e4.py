@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tq.book.claims.formulas import Figure, Formula
+from tq.book.claims.formulas import Figure, RangeFormula
 from tq.book.claims.ledger import Rule
 
 
@@ -15,10 +15,10 @@ def _finer_and_wider() -> dict[str, Figure]:
 
 
 RULES: dict[str, Rule] = {
-    "S4-065": Formula(
-        "torch.finfo: spacing at 1 and largest number of both types", _finer_and_wider,
+    "S4-065": RangeFormula(
+        "spacing at 1 and largest number, both of E5M2 over E4M3 by torch.finfo, above 1", _finer_and_wider,
         "In PyTorch, E5M2 numbers are spaced {0:.0f} times as widely as E4M3 numbers and reach 128 times as far "
         "(computed). E5M2 has less precision and more range, as claimed.",
-        "A definition of either format with other bits.", claimed=(2.0, 128.0), within=0.0,
+        "A definition of either format with other bits.", claimed=(1.01, 1e9), within=0.0,
     ),
 }  # fmt: skip

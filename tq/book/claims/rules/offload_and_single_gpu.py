@@ -122,7 +122,7 @@ RULES: dict[str, Rule] = {
         unit="%", claimed=lambda claim: (claim.number(), 100.0), see=CHAPTER,
         conditions=lambda: {"of states alone": _saved(0, 1)},
         says="Keeping all but one layer of a 7B model on drives is modelled to save {0:.0f}% of GPU memory with one "
-        "sequence of 4,096 tokens. It saves less with more sequences, and {1:.1f}% of the states alone.",
+        "sequence of 4,096 tokens, within a tenth of 90%. More sequences save less, the states alone {1:.1f}%.",
         would_change="A batch whose activations stay on the GPU and take a fifth of all memory.",
     ),
     "S1-009": Free(
@@ -159,8 +159,8 @@ RULES: dict[str, Rule] = {
     "S1-023": RangeFormula(
         f"70e9 * bits / 8, with {NF4_DQ:.4g} bits for NF4 with double quantization, on a card of 80 GB",
         lambda: {"4-bit weights and adapters": 70 * NF4_DQ / 8, "adapters on bf16 weights": 70.0 * 2},
-        "A 70B model with 4-bit weights and adapters is computed to take {0:.0f} GB, which fits one card of 80 GB. "
-        "Adapters on bf16 weights need {1:.0f} GB, and training all parameters {2:,.0f} GB.",
+        "A 70B model with 4-bit weights and adapters is computed to take {0:.0f} GB: it fits one card of 48 or 80 GB, "
+        "not one of 24. Adapters on bf16 weights need {1:.0f} GB, training all parameters {2:,.0f}.",
         "A 70B model whose weights no format brings below 80 GB.", "GB", claimed=(0.0, 80.0), within=0.0, see=CHAPTER,
         conditions=lambda: {"all parameters at 16 bytes": 70.0 * 16},
     ),
@@ -186,14 +186,16 @@ RULES: dict[str, Rule] = {
         "6 bytes per parameter and step (weights read forward and backward, gradients written)",
         of=lambda billions: 6 * billions, over=(1, 1000), usual=100, name="model sizes in billion parameters",
         unit="GB", claimed=(10.0, 99.0), within=0.1, see=CHAPTER,
-        says="A step is computed to page tens of gigabytes for models of {low:.1f} to {high:.0f} billion parameters. "
-        "For the document's 100 billion, weights and gradients alone are {0:.0f} GB.",
+        conditions=lambda: {"with optimizer states, 24 bytes per parameter": 24.0 * 100},
+        says="A step is computed to page tens of gigabytes, within a tenth, for models of {low:.1f} to {high:.0f} "
+        "billion parameters. For the document's 100 billion, weights and gradients are {0:.0f} GB, with optimizer "
+        "states {1:,.0f} GB.",
         would_change="A statement of the period in which tens of gigabytes are paged.",
     ),
     "S1-032": Free(
         "1,200 TB of endurance / (12 bytes per parameter and step * 100e9)", of=_worn, over=(2**12, 2**24), usual=2**16,
-        name="step sizes in tokens", unit="months", claimed=(1.0, 12.0), within=0.1, confidence="medium", see=CHAPTER,
-        says="A drive with 1,200 TB endurance is modelled to last about 1 to 12 months with a 100B model in steps of "
+        name="step sizes in tokens", unit="months", claimed=(1.0, 12.0), within=0.0, confidence="medium", see=CHAPTER,
+        says="A drive with 1,200 TB endurance is modelled to last 1 to 12 months with a 100B model in steps of "
         "{low:,.0f} to {high:,.0f} tokens. In steps of 65,536 tokens it lasts {0:.1f} months.",
         would_change="States that stay in memory, so that drives are only read.",
     ),

@@ -39,6 +39,6 @@ def test_names_are_accepted(path: Path) -> None:
     assert not [bad for cell in cells for bad in bad_names("".join(cell["source"]))]
 
 
-@pytest.mark.parametrize("code", ['ch.piece(f"hooks/{n}", run)', 'ch.record("Loss", 1.0)', 'ch.table("a b", frame, "")'])
+@pytest.mark.parametrize("code", ['ch.piece(f"hooks/{n}", run)', 'ch.record("Loss", 1.0)', 'ch.table("a b", x, "")'])
 def test_a_bad_name_is_found(code: str) -> None:
     assert list(bad_names(code))

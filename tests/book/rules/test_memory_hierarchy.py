@@ -28,4 +28,5 @@ test_each_rule_follows_the_results, test_every_rule_is_turned_and_waits_for_its_
         ("S3-036", {}, F), ("S3-036", {WITHIN.format("4kib"): 1.4}, P), ("S3-036", {PAST.format("4kib"): 60.0}, P),
         ("S3-036", {PAST.format("4kib"): 9.0, PAST.format("64kib"): 8.0}, N),
     ],
+    fewer={"S1-038": 2},
 )  # fmt: skip

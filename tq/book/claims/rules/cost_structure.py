@@ -398,8 +398,8 @@ RULES: dict[str, Rule] = {
             "of operations, at one share of the peak": math.log10(60e6 / (8 * 24)),
             "of dollars": math.log10(1e9 / (8 * 24 * 3.99)),
         },
-        "If fine-tuning takes a day, the first and second of the document's three instances are computed to differ by "
-        "{0:.1f} orders of magnitude in operations and {1:.1f} in dollars, the first and third by {2:.1f} in operations.",
+        "If fine-tuning takes a day, the document's first and second instance are computed to differ by {0:.1f} orders "
+        "of magnitude in operations and {1:.1f} in dollars, the first and third by {2:.1f} in operations.",
         "An undamaged copy with the operations of the three instances.", "orders", confidence="low",
         conditions=lambda: {"of operations, the first over the third": math.log10(6.67e25 / (6 * 7e9 * 1e11))},
     ),

@@ -30,8 +30,8 @@ def several_sites(claim: Claim, results: Results) -> Finding:
               need["4-bits"] <= LEASED_GBIT),
     )  # fmt: skip
     text = (
-        f"A 10B run on three continents, with rare int8 syncs, computed at least {published:.0%} of the time (by "
-        f"printed minutes). 70B at two sites is modelled to need {need['bf16']:.0f} Gbit/s in bf16, "
+        f"A 10B run on three continents, with rare int8 syncs, computed at least {published:.0%} of the "
+        f"time. 70B at two sites is modelled to need {need['bf16']:.0f} Gbit/s in bf16, "
         f"{need['4-bits']:.0f} in 4 bits, {need['diloco-bf16']:.2f} with rare bf16 syncs."
     )
     change = "A definition of multi-datacenter training that excludes the published runs."

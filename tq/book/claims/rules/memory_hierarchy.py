@@ -97,9 +97,9 @@ def by_frequency(claim: Claim, results: Results) -> Finding:
     ratio = results(CHAPTER, "order/sweep/lfu") / results(CHAPTER, "order/sweep/gemini")
     checks = [compare("misses by frequency over those by Gemini's policy", ratio, 1 / AS_GOOD, AS_GOOD)]
     text = (
-        "Gemini moves blocks between GPU and CPU by their next use, as its source code says. On a step's recorded "
-        f"order, eviction by frequency is computed to miss {ratio:.2f} times as often with a separate optimizer sweep; "
-        "without one, every policy misses alike."
+        "By its source code Gemini moves blocks between GPU and CPU by their next use. On a step's recorded order, "
+        f"eviction by frequency is computed to miss {ratio:.2f} times as often with an optimizer sweep, without one as "
+        "often."
     )
     change, code = "A version of Gemini that counts accesses.", "ColossalAI, zero/gemini/placement_policy.py"
     return found(claim, checks, text, change, "medium", code, basis=COMPUTED)

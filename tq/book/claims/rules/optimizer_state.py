@@ -66,7 +66,7 @@ def eight_bit_factor(claim: Claim, results: Results) -> Finding:
     text = (
         f"With moments in 8 instead of 32 bits the state is counted to be {state:.2f} times smaller, the document's "
         f"12 bytes per parameter {listed:.2f} times, and 16 bytes with an fp32 master copy {whole:.2f} times. "
-        "Quality is judged apart, under another claim."
+        "Quality is judged apart."
     )
     change = "A statement which memory is halved."
     return found(claim, checks, text, change, "high", "8 / 2.06; 12 / 6.06; 16 / 10.06")

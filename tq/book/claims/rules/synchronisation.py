@@ -104,8 +104,8 @@ def sparse_gradients(claim: Claim, results: Results) -> Finding:
     checks = (compare("times smaller than fp32, one message", message, *claim.bounds()),)
     text = (
         f"A message of 0.1% of the entries at 64 bits is computed to be {message:.0f} times smaller than fp32; with "
-        f"fp16 values 64 ranks exchange {many:.0f} times fewer bytes. As its authors train, the loss ends {gap:+.3f} nats from SGD (four ranks, "
-        "measured)."
+        f"fp16 values 64 ranks exchange {many:.0f} times fewer bytes. The loss ends {gap:+.3f} nats from SGD (four "
+        "ranks, measured)."
     )
     return found(claim, checks, text, "Messages with denser entries, or wider indices.", "medium", basis=COMPUTED)
 

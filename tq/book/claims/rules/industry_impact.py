@@ -28,8 +28,8 @@ def cheaper_cluster(claim: Claim, results: Results) -> Finding:
     )
     text = (
         f"By the whitepaper's own prices, ${dear:.0f}K and ${cheap:.0f}K per GPU, Ethernet makes a cluster {own:.0%} "
-        f"cheaper (computed). A network that costs nothing would save {whole:.0%} at these prices, and {free['low']:.0%} to "
-        f"{free['high']:.0%} by other counts."
+        f"cheaper (computed). A network that costs nothing would save {whole:.0%} at these prices, and "
+        f"{free['low']:.0%} to {free['high']:.0%} by other counts."
     )
     change = "A cluster whose network is more than a third of its price."
     return found(claim, checks, text, change, "medium")

@@ -97,8 +97,8 @@ RULES: dict[str, Rule] = {
             "16 nodes of 1 x 400G over 16 x 400G": topology.oversubscription(400, 16, 400, 16),
             "32 nodes of 1 x 400G over 8 x 200G": topology.oversubscription(400, 32, 200, 8),
         },
-        "Sixteen nodes of eight 400 Gbit/s ports are computed to send {0:.0f} times what 16 such uplinks carry, 32 over "
-        "eight of 200 Gbit/s {1:.0f} times. With one port per node: {2:.0f} and {3:.0f}, in a fat tree 1.",
+        "Sixteen nodes of eight 400 Gbit/s ports are computed to send {0:.0f} times what 16 such uplinks carry, 32 "
+        "over eight of 200 Gbit/s {1:.0f} times. With one port per node: {2:.0f} and {3:.0f}, in a fat tree 1.",
         "The number and the rate of a node's ports.", "x", claimed=(0.0, 1.0), within=0.0, confidence="medium",
     ),
     "S3-016": Free(
@@ -122,8 +122,8 @@ RULES: dict[str, Rule] = {
         "round trip through fibre: 2 * distance / 2e8 m/s; 4,000 km lie between the coasts of the United States",
         of=lambda km: 2e3 * 1e3 * km / 2e8, over=(100, 20_000), usual=4000, name="distances in km", unit="ms",
         confidence="low",
-        says="Light in fibre alone is computed to take {0:.0f} ms for a round trip over 4,000 km, the claimed time from "
-        "about {low:,.0f} km on. Regions are not named; detours and synchronization were not measured.",
+        says="Light in fibre alone is computed to take {0:.0f} ms for a round trip over 4,000 km, the claimed time "
+        "from about {low:,.0f} km on. Regions are not named; detours and synchronization were not measured.",
         would_change="The regions that are meant, and how often inference synchronizes them.",
     ),
 }  # fmt: skip

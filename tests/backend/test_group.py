@@ -217,17 +217,22 @@ def test_settings_that_differ_are_refused_on_all_ranks(tmp_path: Path) -> None:
     assert time.monotonic() - began < 40
 
 
-def dies(rank: int, ranks: int) -> str:
-    dist.all_reduce(torch.ones(10_000))
-    if rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
+def until_it_fails(sums: int) -> str:
+    """Seconds, and the error of one of so many sums."""
     began = time.monotonic()
     try:
-        for _ in range(3):
+        for _ in range(sums):
             dist.all_reduce(torch.ones(10_000))
     except Exception as error:
         return f"{time.monotonic() - began:.1f} {type(error).__name__}: {error}"
     return "no error"
+
+
+def dies(rank: int, ranks: int) -> str:
+    dist.all_reduce(torch.ones(10_000))
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return until_it_fails(3)
 
 
 def test_a_rank_that_dies_is_told_at_once(tmp_path: Path) -> None:
@@ -241,12 +246,7 @@ def test_a_rank_that_dies_is_told_at_once(tmp_path: Path) -> None:
 def dies_before_the_group_is_made(rank: int, ranks: int) -> str:
     if rank == 1:  # where the others already wait for it, in the store
         dist.new_group = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
-    began = time.monotonic()
-    try:
-        dist.all_reduce(torch.ones(10_000))
-    except Exception as error:
-        return f"{time.monotonic() - began:.1f} {type(error).__name__}: {error}"
-    return "no error"
+    return until_it_fails(1)
 
 
 def test_a_rank_that_dies_while_the_group_for_coded_traffic_is_made(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from tq.systems.traffic import Round
 
 PORT = 9000
 CONGESTION = "cubic"  # BBR, the default of some kernels, ignores losses and shares unfairly
+_SETTLE_S = 0.5  # that a rank ended by a signal gets to be seen as such
 _LEAD_S = 0.15  # that all hosts get to read what to do before they start
 
 
@@ -67,15 +68,22 @@ class Exchange:
                     "in": sum(b == rank for _, b in self.pairs), "congestion": CONGESTION,
                 })  # fmt: skip
             for rank in range(len(self.place)):
-                if self._hear(rank) != "ready":
-                    raise HostsFailed(f"rank {rank} did not get ready\n{self._said()}")
+                if (said := self._hear(rank)) != "ready":
+                    raise HostsFailed(f"rank {rank} did not get ready, it said {said!r}")
         except BaseException:
             self.close()
             raise
 
-    def _said(self) -> str:
+    def _failed(self, rank: int) -> HostsFailed:
+        """Names the rank that a signal has ended, if there is one: others end after it, since it has gone."""
+        deadline = time.monotonic() + _SETTLE_S
+        killed: list[int] = []
+        while not killed and time.monotonic() < deadline:
+            codes = [process.poll() for process in self._processes]
+            killed = [i for i, code in enumerate(codes) if code is not None and not 0 <= code <= 128]
+            time.sleep(0.01)
         self._log.seek(0)
-        return self._log.read()[-4000:]
+        return HostsFailed(f"rank {(killed or [rank])[0]} has ended\n{self._log.read()[-4000:]}")
 
     def _tell(self, rank: int, what: Any) -> None:
         pipe = self._processes[rank].stdin
@@ -84,14 +92,14 @@ class Exchange:
             pipe.write(json.dumps(what) + "\n")
             pipe.flush()
         except BrokenPipeError:
-            raise HostsFailed(f"rank {rank} has ended\n{self._said()}") from None
+            raise self._failed(rank) from None
 
     def _hear(self, rank: int) -> str:
         pipe = self._processes[rank].stdout
         assert pipe is not None
         line = pipe.readline().strip()
         if not line:
-            raise HostsFailed(f"rank {rank} has ended\n{self._said()}")
+            raise self._failed(rank)
         return line
 
     def run(self, rounds: Sequence[Round], nbytes: float) -> tuple[float, dict[tuple[int, int], float]]:

@@ -34,6 +34,19 @@ def test_a_backup_rank_is_not_waited_for_on_processes() -> None:
     assert found["unused"] > 0 and found["step_s"] < 0.25 < Straggling(**SHORT).times[:12, 1].mean()
 
 
+@pytest.mark.xdist_group("ranks")
+def test_a_rank_that_the_kernel_stops_is_as_late_as_one_that_sleeps() -> None:
+    slept, stopped = (real(SHORT | {"stopped": stop}) for stop in (False, True))
+    assert slept["step_s"] == pytest.approx(stopped["step_s"], rel=0.3)
+    assert [loss for _, loss in slept["losses"]] == pytest.approx([loss for _, loss in stopped["losses"]], abs=1e-4)
+
+
+def test_the_outer_step_has_a_rate_of_its_own() -> None:
+    task = SHORT | {"policy": 3, "steps": 32}
+    low, plain, high = (virtual(task | {"outer_lr": lr})["losses"][-1][1] for lr in (0.35, 0.7, 1.0))
+    assert plain == virtual(task)["losses"][-1][1] and len({low, plain, high}) == 3
+
+
 def test_local_steps_change_the_training_and_not_the_data() -> None:
     losses = [virtual(SHORT | {"policy": p, "steps": 32})["losses"][-1][1] for p in (0, 3)]
     assert losses[0] != losses[1] and all(map(math.isfinite, losses))

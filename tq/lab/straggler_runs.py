@@ -12,6 +12,7 @@ many updates as there are ranks; for local steps each rank's own AdamW, and Nest
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from torch import Tensor
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from tq.lab.ranks import together
+from tq.lab.stopping import Stopper
 from tq.systems.stragglers import POLICIES, Arrival, Coordinator, Delays, Policy, arrivals, forecast
 from tq.train.model.corpus import Corpus, load
 from tq.train.model.gpt import GPT, GPTConfig
@@ -31,7 +33,7 @@ from tq.train.model.loop import EVALUATION_SEED
 MODEL = GPTConfig(layers=2, hidden=64, heads=2, vocab=256, seq=64)
 BATCH = 4  # sequences of a rank
 WARMUP = 20  # steps of linear rise; the rate is constant after them, as runs end at a loss and not at a step
-OUTER = {"lr": 0.7, "momentum": 0.9, "nesterov": True}  # of local steps, as in ``tq.train.diloco``
+OUTER = {"momentum": 0.9, "nesterov": True}  # of local steps, as in ``tq.train.diloco``
 EVALUATED = 4  # batches of the held-out loss
 STOP = -1.0
 
@@ -49,6 +51,8 @@ class Straggling:
         exchange_s: of ``forecast``; on the virtual clock.
         looks: evaluations of the held-out loss.
         max_bytes: of the corpus.
+        outer_lr: of the outer step that joins local steps.
+        stopped: a late rank of the processes is stopped by the kernel, with all its threads, and does not sleep.
     """
 
     policy: int = 0
@@ -64,6 +68,8 @@ class Straggling:
     exchange_s: float = 0.0
     looks: int = 20
     max_bytes: int = 2_000_000
+    outer_lr: float = 0.7
+    stopped: bool = False
 
     @property
     def chosen(self) -> Policy:
@@ -139,7 +145,7 @@ class Centre:
         self.weights = torch.nn.Parameter(parameters_to_vector(self.model.parameters()).detach().clone())
         self.optimizer: torch.optim.Optimizer = (
             torch.optim.AdamW([self.weights], lr=run.lr, betas=(0.9, 0.95), fused=True)
-            if run.chosen.local_steps == 1 else torch.optim.SGD([self.weights], **OUTER)  # type: ignore[arg-type]
+            if run.chosen.local_steps == 1 else torch.optim.SGD([self.weights], run.outer_lr, **OUTER)  # type: ignore[arg-type]
         )  # fmt: skip
         self.received: dict[int, Tensor] = {}
         self.updates_s, self.kept = list[float](), [(0.0, self.weights.detach().clone())]
@@ -208,7 +214,7 @@ def virtual(task: dict[str, Any], device: str = "cpu") -> dict[str, Any]:
     raise AssertionError("arrivals do not end")
 
 
-def _work(run: Straggling, corpus: Corpus) -> dict[str, Any]:
+def _work(run: Straggling, corpus: Corpus, pause: Callable[[float], None]) -> dict[str, Any]:
     """A rank that works: weights come, a result goes, after the time that its steps were given."""
     number, centre = dist.get_rank(), run.ranks
     me, times, late = Rank(run, number, corpus), run.times[:, number], 0
@@ -225,7 +231,7 @@ def _work(run: Straggling, corpus: Corpus) -> dict[str, Any]:
         result = me.result(message[1:])
         left = began + float(times[first : me.steps_done].sum()) - time.perf_counter()
         late += left < 0
-        time.sleep(max(0.0, left))
+        pause(max(0.0, left))
         message[0], message[1:] = version, result
         dist.send(message, centre)
 
@@ -263,7 +269,12 @@ def _lead(run: Straggling, corpus: Corpus) -> dict[str, Any]:
 def _real(folder: Path, task: dict[str, Any]) -> dict[str, Any]:
     run = Straggling(**task)
     corpus = load("stdlib", max_bytes=run.max_bytes)
-    return _lead(run, corpus) if dist.get_rank() == run.ranks else _work(run, corpus)
+    if dist.get_rank() == run.ranks:
+        return _lead(run, corpus)
+    if not run.stopped:
+        return _work(run, corpus, time.sleep)
+    with Stopper(run.base_s * run.chosen.local_steps) as stopper:  # a rank that is not late is not stopped
+        return _work(run, corpus, stopper.pause)
 
 
 def real(task: dict[str, Any], device: str = "cpu") -> dict[str, Any]:

@@ -2,19 +2,23 @@
 
 The first line on stdin is who talks to whom: {"address", "port", "out": [[peer, address, source port], ...], "in": how
 many, "congestion"}. Each further line is a run: {"start": monotonic seconds, "rounds": [{"send": [[peer, bytes], ...],
-"receive": [[peer, bytes], ...], "times": n}, ...]}. A round is over when all is handed to the kernel and all has
-come. What is printed: a line "ready", then for each run {"end": monotonic seconds, "heard": {peer: seconds}}.
+"receive": [[peer, bytes], ...], "times": n}, ...]}. A round is over when all has left for the interface's queue and all
+has come: a message of the next round does not share the link with it. What is printed: a line "ready", then for each run {"end": monotonic seconds, "heard": {peer: seconds}}.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import select
 import socket
+import struct
 import sys
 import time
 
 PART = 1 << 18
+SPIN_S = 0.0005  # before the start a host does not sleep any more, as it would wake up late
+SIOCOUTQNSD = 0x894B  # asks a socket for the bytes that TCP has not yet sent
 _NOTHING, _ROOM = memoryview(bytes(PART)), bytearray(PART)
 
 
@@ -79,6 +83,11 @@ def _round(out: dict[int, socket.socket], inn: dict[int, socket.socket], turn: d
                     del of[number]
 
 
+    for peer, _ in turn["send"]:
+        while struct.unpack("i", fcntl.ioctl(out[peer], SIOCOUTQNSD, bytes(4)))[0]:
+            time.sleep(5e-5)
+
+
 def main() -> None:
     """Connects, then runs what the lines say, until there are no more."""
     who = json.loads(sys.stdin.readline())
@@ -100,7 +109,9 @@ def main() -> None:
     for line in sys.stdin:
         run = json.loads(line)
         heard: dict[int, float] = {}
-        time.sleep(max(0.0, run["start"] - time.monotonic()))
+        time.sleep(max(0.0, run["start"] - time.monotonic() - SPIN_S))
+        while time.monotonic() < run["start"]:
+            pass
         for turn in run["rounds"]:
             for _ in range(turn["times"]):
                 _round(out, inn, turn, heard)

@@ -17,6 +17,7 @@ import struct
 import sys
 import time
 
+SPIN_S = 0.0005  # before a frame is due the relay does not sleep any more, as it would wake up late
 TUNSETIFF, IFF_TAP, IFF_NO_PI, CLONE_NEWNET = 0x400454CA, 0x2, 0x1000, 0x40000000
 
 
@@ -40,7 +41,7 @@ def main() -> None:
     print("ready", flush=True)
     waiting: collections.deque[tuple[float, int, bytes]] = collections.deque()  # in order, as all wait equally long
     while True:
-        left = max(0.0, waiting[0][0] - time.monotonic()) if waiting else None
+        left = max(0.0, waiting[0][0] - time.monotonic() - SPIN_S) if waiting else None
         for tap in select.select(taps, [], [], left)[0]:
             for _ in range(64):
                 try:

@@ -3,7 +3,8 @@
 The first line on stdin is who talks to whom: {"address", "port", "out": [[peer, address, source port], ...], "in": how
 many, "congestion"}. Each further line is a run: {"start": monotonic seconds, "rounds": [{"send": [[peer, bytes], ...],
 "receive": [[peer, bytes], ...], "times": n}, ...]}. A round is over when all has left for the interface's queue and all
-has come: a message of the next round does not share the link with it. What is printed: a line "ready", then for each run {"end": monotonic seconds, "heard": {peer: seconds}}.
+has come: a message of the next round does not share the link with it. What is printed: a line "ready", then for each
+run {"end": monotonic seconds, "heard": {peer: seconds}}.
 """
 
 from __future__ import annotations

@@ -24,3 +24,9 @@ def test_drawn_times_have_the_maximum_of_theory(kind: str) -> None:
 def test_other_jitter_is_refused() -> None:
     with pytest.raises(ValueError, match="kind"):
         barriers.drawn("cauchy", 0.1, 2, 2)
+
+
+def test_staggered_ranks_come_one_after_the_other() -> None:
+    drawn = barriers.drawn("staggered", 0.01, 4, 50)
+    assert (sorted(drawn[0].tolist()), drawn.max()) == ([0.01, 0.02, 0.03, 0.04], 0.04)
+    assert len({tuple(row) for row in drawn.tolist()}) > 10  # in another order in each step

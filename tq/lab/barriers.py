@@ -17,10 +17,16 @@ LEAST = 5.0  # standard deviations of normal jitter between its mean and nothing
 
 
 def drawn(kind: str, spread_s: float, ranks: int, steps: int, seed: int = 0) -> NDArray[np.float64]:
-    """[steps, ranks] seconds of work with this standard deviation: normal around five of them, or exponential."""
-    if kind not in KINDS:
-        raise ValueError(f"kind must be one of {', '.join(KINDS)}; got {kind!r}")
+    """[steps, ranks] seconds of work with this standard deviation: normal around five of them, or exponential.
+
+    "staggered" is a control: one rank after the other, ``spread_s`` apart, in an order that is drawn for each step. All
+    but the last wait already when it comes, as they do where times are drawn, and when it comes is known.
+    """
+    if kind not in (*KINDS, "staggered"):
+        raise ValueError(f"kind must be one of {', '.join(KINDS)} or staggered; got {kind!r}")
     draw = np.random.default_rng(seed)
+    if kind == "staggered":
+        return spread_s * (1 + draw.permuted(np.tile(np.arange(ranks), (steps, 1)), axis=1))
     if kind == "normal":
         return np.maximum(draw.normal(LEAST * spread_s, spread_s, (steps, ranks)), 0.0)
     return draw.exponential(spread_s, (steps, ranks))

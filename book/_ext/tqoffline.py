@@ -3,13 +3,11 @@
 The theme preloads its icon fonts with `crossorigin`, which is an error for `file:` and of no use anywhere: the fonts
 are asked for without it a moment later. Thebe, which runs cells on a remote server, is switched off in _config.yml; its
 configuration is still written into each page, twice, and declares one constant two times. Source maps of the theme,
-over a megabyte that no reader asks for, are left out too. Notebooks to download come without the pictures that stand on
-their pages: nine megabytes, which a run of theirs draws again.
+over a megabyte that no reader asks for, are left out too.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -33,17 +31,6 @@ def for_the_disk(text: str) -> str:
     return text
 
 
-def without_pictures(text: str) -> str:
-    """A notebook whose pictures are left to the text that stands for them."""
-    notebook = json.loads(text)
-    for cell in notebook["cells"]:
-        for output in cell.get("outputs", ()):
-            data = output.get("data", {})
-            if "data:image" in "".join(data.get("text/html", "")) and "text/plain" in data:
-                del data["text/html"]
-    return json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
-
-
 def on_finished(app: Sphinx, exception: Exception | None) -> None:
     if exception is not None or app.builder.format != "html":
         return
@@ -52,8 +39,6 @@ def on_finished(app: Sphinx, exception: Exception | None) -> None:
         cleaned = for_the_disk(text)
         if cleaned != text:
             page.write_text(cleaned, encoding="utf-8")
-    for notebook in Path(app.outdir, "_sources").rglob("*.ipynb"):
-        notebook.write_text(without_pictures(notebook.read_text(encoding="utf-8")), encoding="utf-8")
     for source_map in Path(app.outdir, "_static").rglob("*.map"):
         source_map.unlink()
     for style in Path(app.outdir, "_static").rglob("*.css"):  # no browser of the last ten years asks for the second

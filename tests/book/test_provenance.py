@@ -181,15 +181,6 @@ def test_pages_for_the_disk(extension: ModuleType) -> None:
     assert clean(kept + gone + kept) == kept + kept
 
 
-def test_downloaded_notebooks_leave_pictures_to_their_text(extension: ModuleType) -> None:
-    drawn = {"data": {"text/html": ['<img src="data:image/png;base64,AAAA">'], "text/plain": "[figure: a line]"}}
-    table = {"data": {"text/html": "<table></table>", "text/plain": "a table"}}
-    text = json.dumps({"cells": [{"outputs": [drawn, table]}, {"source": "words"}]})
-    cells = json.loads(importlib.import_module("tqoffline").without_pictures(text))["cells"]
-    assert [list(output["data"]) for output in cells[0]["outputs"]] == [["text/plain"], ["text/html", "text/plain"]]
-    assert cells[1] == {"source": "words"}
-
-
 def test_pictures_are_decoded_as_they_were(extension: ModuleType) -> None:
     text = display.figure_html(PNG, "x", "y", SMALL)
     assert base64.b64decode(extension.PICTURE.search(text)[2]) == PNG

@@ -3,11 +3,12 @@
 The theme preloads its icon fonts with `crossorigin`, which is an error for `file:` and of no use anywhere: the fonts
 are asked for without it a moment later. Thebe, which runs cells on a remote server, is switched off in _config.yml; its
 configuration is still written into each page, twice, and declares one constant two times. Source maps of the theme,
-over a megabyte that no reader asks for, are left out too.
+over a megabyte that no reader asks for, are left out too, and so is the layout of notebooks to download.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,9 @@ def on_finished(app: Sphinx, exception: Exception | None) -> None:
         cleaned = for_the_disk(text)
         if cleaned != text:
             page.write_text(cleaned, encoding="utf-8")
+    for notebook in Path(app.outdir, "_sources").rglob("*.ipynb"):
+        plain = json.loads(notebook.read_text(encoding="utf-8"))
+        notebook.write_text(json.dumps(plain, ensure_ascii=False, separators=(",", ":")), encoding="utf-8")
     for source_map in Path(app.outdir, "_static").rglob("*.map"):
         source_map.unlink()
     for style in Path(app.outdir, "_static").rglob("*.css"):  # no browser of the last ten years asks for the second

@@ -47,6 +47,10 @@ CUT = """() => {
   return [...document.querySelectorAll('article :is(pre, table, div.math, .tq-schematic svg)')]
     .filter(e => e.getClientRects().length && cut(e)).map(e => e.outerHTML.slice(0, 100));
 }"""
+# Figures whose words, of 9.5 points at the size that they were drawn for, are shown below 9.
+SMALL = """() => [...document.querySelectorAll('figure.tq-figure img[width]')]
+  .filter(e => e.getClientRects().length && 9.5 * e.getBoundingClientRect().width / e.getAttribute('width') < 9)
+  .map(e => e.alt.slice(0, 60))"""
 AXE = Path(__file__).parent / "vendor" / "axe.min.js"  # axe-core 4.14.1, MPL-2.0
 # Left out: docutils' lists of citations, and the label that myst-nb gives to what folds an output.
 SERIOUS = """async () => (await axe.run({include: ['article, main'], exclude: ['.citation-list']}, {
@@ -77,6 +81,7 @@ def test_page(html: Path, visit: Visit, name: str) -> None:
             where = f"{name}, {size['width']} pixels, {scheme}"
             assert page.evaluate(OVERFLOW) == [], where
             assert page.evaluate(CUT) == [], where
+            assert page.evaluate(SMALL) == [], where
             ratio, what = page.evaluate(CONTRAST, "figcaption, .tq-provenance, .tq-val, .tq-badge, .tq-mark, td, th")
             assert ratio >= 4.5, f"{where}: {what}"
     page.add_script_tag(path=str(AXE))

@@ -47,10 +47,11 @@ CUT = """() => {
   return [...document.querySelectorAll('article :is(pre, table, div.math, .tq-schematic svg)')]
     .filter(e => e.getClientRects().length && cut(e)).map(e => e.outerHTML.slice(0, 100));
 }"""
-# Figures whose words, of 9.5 points at the size that they were drawn for, are shown below 9.
-SMALL = """() => [...document.querySelectorAll('figure.tq-figure img[width]')]
-  .filter(e => e.getClientRects().length && 9.5 * e.getBoundingClientRect().width / e.getAttribute('width') < 9)
-  .map(e => e.alt.slice(0, 60))"""
+# Figures whose words are shown below 9 points; those of 960 pixels are drawn with larger type (`figures.SIZES`).
+SMALL = """() => [...document.querySelectorAll('figure.tq-figure img[width]')].filter(e => {
+    const drawn = +e.getAttribute('width'), points = drawn > 720 ? 12.75 : 9.5;
+    return e.getClientRects().length && points * e.getBoundingClientRect().width / drawn < 9;
+  }).map(e => e.alt.slice(0, 60))"""
 AXE = Path(__file__).parent / "vendor" / "axe.min.js"  # axe-core 4.14.1, MPL-2.0
 # Left out: docutils' lists of citations, and the label that myst-nb gives to what folds an output.
 SERIOUS = """async () => (await axe.run({include: ['article, main'], exclude: ['.citation-list']}, {

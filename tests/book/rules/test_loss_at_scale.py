@@ -1,9 +1,16 @@
-"""Rules over loss-at-scale, which is measured on a GPU."""
+"""Rules over loss-at-scale: on a GPU, and over runs of a hundred thousand steps on a CPU."""
+
+from pathlib import Path
+
+import pytest
 
 from tests.book.rules import scaffold as s
-from tests.book.rules.scaffold import F, N, P
+from tests.book.rules.scaffold import F, L, N, P
 from tq.book.claims.rules import loss_at_scale as rules
 
+RESULTS: dict[str, s.Values] = {
+    rules.CHAPTER: {"100k/4-bits/steps": 100_000, "100k/4-bits/gap": 0.002, "100k/4-bits/drift": 0.0}
+}
 ON_GPU: dict[str, s.Values] = {
     rules.CHAPTER: {
         "124m/published/end": 0.004,
@@ -40,11 +47,28 @@ TURNS: list[s.Turn] = [
     ("T-005", {"124m/frozen-v/end": 0.6}, N),
     ("T-005", {"124m/frozen-v/end": 9.1}, F),
     ("T-005", {"124m/frozen-v/steps": 700}, F),
+    ("S0-058", {}, L),
 ]  # fmt: skip
 
 test_each_rule_follows_the_results, test_every_rule_is_turned_and_waits_for_its_results = s.result_tests(
-    rules, {}, TURNS, on_gpu=ON_GPU
+    rules, RESULTS, TURNS, fewer={"S0-058": 1}, on_gpu=ON_GPU
 )
 POWER = 0.34 * 0.28 / (0.34 + 0.28)  # of compute, by which the reducible loss falls
 BY_HAND = {"S4-154": (1e6**-POWER, 1, 2**POWER)}
 test_each_formula_comes_to, test_every_formula_is_worked_out = s.formula_tests(rules, BY_HAND)
+
+
+@pytest.mark.parametrize(
+    ("changed", "first"),
+    [
+        ({}, "Lifted here for a small model"),
+        ({"100k/4-bits/steps": 80_000}, "Stands"),
+        ({"100k/4-bits/gap": -0.02}, "Stands"),
+        ({"100k/4-bits/drift": 1e-6}, "Stands"),
+    ],
+)
+def test_a_pair_of_that_length_lifts_the_limit(root: Path, changed: dict[str, float], first: str) -> None:
+    s.put(root, rules.CHAPTER, {**RESULTS[rules.CHAPTER], **changed})
+    found = s.verdict("S0-058")
+    assert found.condition.startswith(f"{first}: ")
+    assert all(check.holds for check in found.checks) == (first != "Stands")

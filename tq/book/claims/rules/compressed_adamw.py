@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tq.book.claims.ledger import LIMIT, MEASURED, UNDECIDED, Claim, Finding, Results, Rule, found
+from tq.book.claims.ledger import MEASURED, UNDECIDED, Claim, Finding, Results, Rule, found
 from tq.book.claims.words import Check, compare, in_part
 
 CHAPTER = "compressed-adamw"
@@ -43,23 +43,7 @@ def drop_in(claim: Claim, results: Results) -> Finding:
     return found(claim, checks, text, "The source of their optimizer.", "medium")
 
 
-def long_run(claim: Claim, results: Results) -> Finding:
-    """A limit that the authors state. It is lifted here by pairs of that length that end within a hundredth of a
-    nat."""
-    steps, wanted = results(CHAPTER, "steps"), claim.bounds()[0]
-    gap = results.entry(CHAPTER, "gradient-4-4/gap")
-    worst = gap.get("high", gap["value"])
-    lifted = steps >= wanted and worst < SAME
-    checks = (compare("steps of pairs with an interval", steps, wanted), compare("nats, upper end", worst, most=SAME))
-    text = (
-        f"{'Lifted here' if lifted else 'Stands'}: the longest pairs of this book have {steps:,.0f} steps, over which "
-        f"4-bit gradients end {gap['value']:+.4f} nats from AdamW."
-    )
-    return Finding(LIMIT, text, "Pairs of a hundred thousand steps.", "medium", checks=checks, basis=MEASURED)
-
-
 RULES: dict[str, Rule] = {
     "S0-051": mixed_precision,
-    "S0-058": long_run,
     "T-021": drop_in,
 }

@@ -53,6 +53,10 @@ FLOORS = {
         outside=frozenset({"torch", "numpy"}),
         lazy=frozenset({"tokenizers", "datasets", "tqdm"}),
     ),
+    "tq.train.mesh": Floor(  # a schedule is searched by a program that knows no tensors
+        inside=("tq.quant", "tq.train", "tq.systems.schedule_search", "tq.systems.schedules"),
+        outside=frozenset({"torch"}),
+    ),
     "tq.train.stream": Floor(  # it says what a step will take, by the model that the book judges
         inside=("tq.quant", "tq.train", "tq.systems.tiers", "tq.systems.arguments"),
         outside=frozenset({"torch", "numpy"}),

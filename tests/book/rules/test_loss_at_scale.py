@@ -61,14 +61,14 @@ test_each_formula_comes_to, test_every_formula_is_worked_out = s.formula_tests(r
 @pytest.mark.parametrize(
     ("changed", "first"),
     [
-        ({}, "Lifted here for a small model"),
-        ({"100k/4-bits/steps": 80_000}, "Stands"),
-        ({"100k/4-bits/gap": -0.02}, "Stands"),
-        ({"100k/4-bits/drift": 1e-6}, "Stands"),
+        ({}, "Stands, but for 0.1 million parameters"),
+        ({"100k/4-bits/steps": 80_000}, "Stands, also for 0.1 million parameters"),
+        ({"100k/4-bits/gap": -0.02}, "Stands, also for 0.1 million parameters"),
+        ({"100k/4-bits/drift": 1e-6}, "Stands, also for 0.1 million parameters"),
     ],
 )
-def test_a_pair_of_that_length_lifts_the_limit(root: Path, changed: dict[str, float], first: str) -> None:
+def test_a_small_model_passes_the_limit(root: Path, changed: dict[str, float], first: str) -> None:
     s.put(root, rules.CHAPTER, {**RESULTS[rules.CHAPTER], **changed})
     found = s.verdict("S0-058")
     assert found.condition.startswith(f"{first}: ")
-    assert all(check.holds for check in found.checks) == (first != "Stands")
+    assert all(check.holds for check in found.checks) == (first.startswith("Stands, but"))

@@ -20,14 +20,9 @@ class Ratio(NamedTuple):
     rounding: float
 
     @property
-    def off(self) -> float:
-        """How far the published one lies above the simulated one, as a share of this."""
-        return self.published / self.simulated - 1
-
-    @property
-    def kept(self) -> float:
-        """The published gain over 1F1B, as a share of the simulated one."""
-        return (self.published - 1) / (self.simulated - 1)
+    def over(self) -> float:
+        """How much more was predicted than published, as a share."""
+        return self.simulated / self.published - 1
 
 
 def published() -> list[dict[str, str]]:
@@ -57,12 +52,6 @@ def ratios(row: Mapping[str, str], idle: Mapping[str, float]) -> dict[str, Ratio
         )
         for name, ours in SIMULATED.items()
     }  # fmt: skip
-
-
-def reversed_rows(rows: list[dict[str, Ratio]], first: str, second: str) -> tuple[int, int]:
-    """(rows in which ``first`` is simulated faster than ``second``, those of them in which it is published slower)."""
-    ahead = [row for row in rows if row[first].simulated > row[second].simulated]
-    return len(ahead), sum(row[first].published < row[second].published for row in ahead)
 
 
 def compared(found: list[dict[str, Any]]) -> list[tuple[dict[str, str], dict[str, Ratio]]]:

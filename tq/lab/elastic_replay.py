@@ -205,6 +205,7 @@ def killed(lab: Lab, kills: int, seed: int = 0, progress: bool = True, **task: A
 def replayed(folder: Path, membership: list[tuple[int, int, int]], task: dict[str, Any]) -> list[dict[str, Any]]:
     """On each rank of a crew: what it tells of the steps in which it takes part."""
     me, told, state = dist.get_rank(), [], None
+    most = max(ranks for ranks, *_ in membership)
     task = {"way": "backend", **task}
     for number, (ranks, _, last) in enumerate(membership):
         dist.destroy_process_group()
@@ -220,8 +221,8 @@ def replayed(folder: Path, membership: list[tuple[int, int, int]], task: dict[st
             state = part.state()
             dist.barrier()
             dist.destroy_process_group()
-        store = dist.FileStore(str(folder / f"between-{number}"), max(ranks for ranks, *_ in membership))
-        dist.init_process_group("gloo", store=store, rank=me, world_size=max(ranks for ranks, *_ in membership))
+        store = dist.FileStore(str(folder / f"between-{number}"), most)
+        dist.init_process_group("gloo", store=store, rank=me, world_size=most)
         dist.barrier()
     return told
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tq.lab import layout_bytes, layouts
+from tq.lab import layout_bytes, layout_framing, layouts
 from tq.train.crew import CrewError, crew
 from tq.train.split import Plan
 
@@ -20,7 +20,7 @@ NAMES = ("ZeRO-3", "TP", "PP, searched", "EP", "CP, balanced")
 
 
 def test_layouts_of_four_ranks_and_two_faults() -> None:
-    alone = layouts.private_network()
+    alone = layout_framing.private_network()
     found = layouts.prove(
         4, NAMES, steps=2, faults=("an unscaled micro-batch", "a missing all-reduce"), timeout_s=120, prefix=alone
     )
@@ -31,6 +31,11 @@ def test_layouts_of_four_ranks_and_two_faults() -> None:
         wire = layouts.on_the_wire(found[name])
         if alone:  # elsewhere other processes move the counters
             assert 0.98 < wire["interface"] / wire["gloo"] < 1.05, (name, wire)
+    if alone:  # headers, handshakes and acknowledgements are those of the same operations alone
+        known = crew("tq.lab.layout_framing:ruler", 4, 120.0, alone, sizes=[1024, 65536])[0]
+        for name in NAMES:
+            expected = layout_framing.expected([rank["calls"] for rank in found[name]], known)
+            assert expected == pytest.approx(found[name][0]["wire"], rel=0.01), name
     zero = layouts.on_the_wire(found["ZeRO-3"])
     assert zero["gloo"] > 1.3 * zero["payload"]  # gloo's reduce-scatter is an all-reduce
     for fault in ("an unscaled micro-batch", "a missing all-reduce"):

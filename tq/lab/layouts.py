@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import subprocess
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,13 +17,13 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from tq.lab import layout_bytes
+from tq.lab.layout_framing import Calls, private_network, quiet_interface
 from tq.systems.schedule_search import search
 from tq.systems.schedules import Cost, zb_h2
 from tq.train import chunks
 from tq.train.crew import crew
 from tq.train.model.gpt import GPTConfig
 from tq.train.split import Job, Plan
-from tq.train.traffic import counted, interface_bytes
 
 LOSS_TOLERANCE = 2e-6  # of the loss after five steps, in nats
 GRADIENT_TOLERANCE = 5e-6  # relative, of the first step's gradients
@@ -158,27 +155,6 @@ def _plant(job: Job, fault: str) -> None:
         raise ValueError(f"fault must be one of {', '.join(FAULTS)}, got {fault!r}")
 
 
-def private_network() -> list[str]:
-    """The command that gives a crew a network of its own, whose counters nobody else moves; [] where none is allowed.
-
-    Root makes it directly, whoever is not root in a user namespace.
-    """
-    command = ["unshare", *([] if os.geteuid() == 0 else ["--map-root-user"]), "--net"]
-    with contextlib.suppress(OSError):
-        if subprocess.run([*command, "true"], capture_output=True, check=False).returncode == 0:
-            return command
-    return []
-
-
-def _interface() -> int:
-    """Bytes that have left the interface of this crew's network, now that nothing is on its way."""
-    dist.barrier()
-    time.sleep(0.02)
-    found = interface_bytes()
-    dist.barrier()
-    return found
-
-
 def measure(
     folder: Path, name: str, plan: Plan, steps: int, fault: str | None = None, config: GPTConfig = CONFIG
 ) -> dict[str, Any]:
@@ -190,23 +166,24 @@ def measure(
     job = Job(plan, config, mixture, lr=LR, order=own_order(name, plan))
     if fault:
         _plant(job, fault)
-    losses, error, sent, off_rank, wire = [], 0.0, {}, 0, 0
+    losses, error, sent, calls, off_rank, wire = [], 0.0, {}, [], 0, 0
     for number, (tokens, targets) in enumerate(batches(steps + 1, config.vocab, config.seq)):
-        before = [_interface(), _interface()] if number == steps else []  # their difference: the looking itself
-        with counted() if number == steps else contextlib.nullcontext() as traffic:
+        before = [quiet_interface(), quiet_interface()] if number == steps else []  # their difference: the looking
+        with Calls() if number == steps else contextlib.nullcontext() as traffic:
             loss = job.backward(tokens, targets)
             if number == 0:
                 error = gradient_error(job, wanted["gradients"])
             job.update()
-        wire = _interface() - before[1] - (before[1] - before[0]) if before else 0
+        wire = quiet_interface() - before[1] - (before[1] - before[0]) if before else 0
         losses.append(job.mean_loss(loss))
         if traffic is not None:
-            sent = traffic.table()
+            sent, calls = traffic.table(), traffic.listed()
             off_rank = sum(getattr(b.mlp, "off_rank", 0) for part in job.parts for b in part.blocks.values())
     return {
         "loss": abs(losses[-1] - wanted["losses"][-1]),
         "gradients": error,
         "sent": sent,
+        "calls": calls,
         "formula": layout_bytes.sent(job, SEQUENCES),
         "off_rank": off_rank,
         "wire": wire,
@@ -278,6 +255,7 @@ def proved(task: dict[str, Any], device: str = "cpu") -> dict[str, dict[str, Any
             "sent": sum(largest["sent"].values()),
             "by": largest["sent"],
             "wire": on_the_wire(ranks) if alone else None,
+            "calls": [each["calls"] for each in ranks],
             "held": {kind: max(each["held"][kind] for each in ranks) for kind in ranks[0]["held"]},
         }
     return found

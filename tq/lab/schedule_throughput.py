@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from tq.systems import tables
+from tq.systems.schedules import Cost, interleaved, one_f_one_b, simulate
 
 COLUMNS = ("model", "p", "m", "zb_2p", "zb_1p", "1f1b", "interleaved")
 #: Column of the published table -> schedule of ``tq.lab.schedule_rates.rates``, with as much memory.
 SIMULATED = {"zb_1p": "zb_h1", "zb_2p": "search", "interleaved": "interleaved"}
+_TIMES = ("forward", "input", "weight", "transfer")  # of a pass, in the table of bubble rates
 
 
 class Ratio(NamedTuple):
@@ -20,9 +22,14 @@ class Ratio(NamedTuple):
     rounding: float
 
     @property
-    def over(self) -> float:
-        """How much more was predicted than published, as a share."""
-        return self.simulated / self.published - 1
+    def off(self) -> float:
+        """How far the published one lies above the simulated one, as a share of this."""
+        return self.published / self.simulated - 1
+
+    @property
+    def kept(self) -> float:
+        """The published gain over 1F1B, as a share of the simulated one."""
+        return (self.published - 1) / (self.simulated - 1)
 
 
 def published() -> list[dict[str, str]]:
@@ -52,6 +59,40 @@ def ratios(row: Mapping[str, str], idle: Mapping[str, float]) -> dict[str, Ratio
         )
         for name, ours in SIMULATED.items()
     }  # fmt: skip
+
+
+def chunked(row: Mapping[str, str], each_s: float) -> float:
+    """Simulated throughput of interleaved 1F1B over that of 1F1B, if a pass lasts ``each_s`` beside what its share of
+    the layers takes.
+
+    The published time of a whole stage's pass holds that once; a chunk's is its share of the rest, and it again.
+
+    Args:
+        row: of ``schedule_rates.published``.
+        each_s: in the row's unit of time, milliseconds.
+    """
+    p, m, v = int(row["p"]), int(row["m"]), int(row["chunks"])
+    forward, inputs, weights, transfer = (float(row[f"t_{kind}"]) for kind in _TIMES)
+    whole = simulate(one_f_one_b(p, m), Cost(forward, inputs, weights, transfer))
+    passes = Cost((forward - each_s) / v + each_s, (inputs - each_s) / v + each_s, weights / v, transfer)
+    return whole.span / simulate(interleaved(p, m, v), passes).span
+
+
+def chunk_cost(row: Mapping[str, str], ratio: float) -> float:
+    """Milliseconds per pass with which ``chunked`` gives this ratio; 0 where it is never so fast."""
+    low, high = 0.0, min(float(row["t_forward"]), float(row["t_input"]))
+    if chunked(row, low) <= ratio:
+        return 0.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if chunked(row, middle) > ratio else (low, middle)
+    return (low + high) / 2
+
+
+def reversed_rows(rows: list[dict[str, Ratio]], first: str, second: str) -> tuple[int, int]:
+    """(rows in which ``first`` is simulated faster than ``second``, those of them in which it is published slower)."""
+    ahead = [row for row in rows if row[first].simulated > row[second].simulated]
+    return len(ahead), sum(row[first].published < row[second].published for row in ahead)
 
 
 def compared(found: list[dict[str, Any]]) -> list[tuple[dict[str, str], dict[str, Ratio]]]:

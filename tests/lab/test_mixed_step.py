@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tq.lab import mixed_step
-from tq.lab.mixed_step import WAYS, Row, measure, steps
+from tq.lab.mixed_step import SHAPES, TOKENS, WAYS, Row, measure, steps
 
 
-def test_a_step_and_its_share_of_the_products_are_positive() -> None:
+def test_the_share_is_the_step_s_operations_over_what_products_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mixed_step, "products_per_s", lambda *_: 1e12)
     seconds, used = steps("plain", "tiny", 256, count=2)
-    assert seconds > 0 and 0 < used < 1
+    shape = replace(SHAPES["tiny"], vocab=256)
+    assert seconds > 0 and used == pytest.approx(shape.flops_per_token() * TOKENS / seconds / 1e12)
 
 
 def test_ratios_are_of_the_same_round(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ each block, buckets of DDP, gathered weights of FSDP2, and the buffers of a pipe
 
 from __future__ import annotations
 
+import time
 import weakref
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,14 @@ class Live(DispatchMode):
     def bytes(self) -> int:
         """Of all that are alive now; a storage that was resized counts with its new size."""
         return sum(held.nbytes() for ref in list(self._seen.values()) if (held := ref()) is not None)
+
+    def settled(self, pause_s: float = 0.01) -> int:
+        """The same once it falls no more: threads of gloo let go of what was sent a moment after it has arrived."""
+        found, before = self.bytes(), -1
+        while found != before:
+            time.sleep(pause_s)
+            before, found = found, self.bytes()
+        return found
 
 
 def kept_per_token(job: Job) -> int:
@@ -118,14 +127,14 @@ def _measured(name: str) -> dict[str, dict[str, int]]:
         job = Job(layouts.plans(dist.get_world_size())[name], layouts.CONFIG, lr=layouts.LR)
         for number in range(3):
             if number == 2:
-                seen["rest"] = live.bytes()
+                seen["rest"] = live.settled()
                 job.parts[-1].register_forward_hook(
-                    lambda *_: seen.update(forward=max(seen.get("forward", 0), live.bytes()))
+                    lambda *_: seen.update(forward=max(seen.get("forward", 0), live.settled()))
                 )
             batch = given.pop(0)
             job.backward(*batch)
             if number == 2:
-                seen["backward"] = live.bytes()
+                seen["backward"] = live.settled()
             job.update()
             del batch
     return {"live": seen, "formula": formula(job, layouts.SEQUENCES)}

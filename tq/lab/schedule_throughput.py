@@ -61,32 +61,44 @@ def ratios(row: Mapping[str, str], idle: Mapping[str, float]) -> dict[str, Ratio
     }  # fmt: skip
 
 
-def chunked(row: Mapping[str, str], each_s: float) -> float:
-    """Simulated throughput of interleaved 1F1B over that of 1F1B, if a pass lasts ``each_s`` beside what its share of
+def chunked(row: Mapping[str, str], each_ms: float) -> float:
+    """Simulated throughput of interleaved 1F1B over that of 1F1B, if a pass lasts ``each_ms`` beside what its share of
     the layers takes.
 
     The published time of a whole stage's pass holds that once; a chunk's is its share of the rest, and it again.
 
     Args:
         row: of ``schedule_rates.published``.
-        each_s: in the row's unit of time, milliseconds.
+        each_ms: milliseconds, the row's unit of time.
     """
-    p, m, v = int(row["p"]), int(row["m"]), int(row["chunks"])
+    return _whole(row) / _in_chunks(row, each_ms)
+
+
+def _whole(row: Mapping[str, str]) -> float:
+    times = (float(row[f"t_{kind}"]) for kind in _TIMES)
+    return simulate(one_f_one_b(int(row["p"]), int(row["m"])), Cost(*times)).span
+
+
+def _in_chunks(row: Mapping[str, str], each_ms: float) -> float:
+    v = int(row["chunks"])
     forward, inputs, weights, transfer = (float(row[f"t_{kind}"]) for kind in _TIMES)
-    whole = simulate(one_f_one_b(p, m), Cost(forward, inputs, weights, transfer))
-    passes = Cost((forward - each_s) / v + each_s, (inputs - each_s) / v + each_s, weights / v, transfer)
-    return whole.span / simulate(interleaved(p, m, v), passes).span
+    passes = Cost((forward - each_ms) / v + each_ms, (inputs - each_ms) / v + each_ms, weights / v, transfer)
+    return simulate(interleaved(int(row["p"]), int(row["m"]), v), passes).span
 
 
 def chunk_cost(row: Mapping[str, str], ratio: float) -> float:
     """Milliseconds per pass with which ``chunked`` gives this ratio; 0 where it is never so fast."""
-    low, high = 0.0, min(float(row["t_forward"]), float(row["t_input"]))
-    if chunked(row, low) <= ratio:
+    wanted = _whole(row) / ratio
+    before, cost = 0.0, 0.5
+    had, has = (_in_chunks(row, each) for each in (before, cost))
+    if had >= wanted:
         return 0.0
-    for _ in range(40):
-        middle = (low + high) / 2
-        low, high = (middle, high) if chunked(row, middle) > ratio else (low, middle)
-    return (low + high) / 2
+    for _ in range(20):  # the span is nearly a line, so that secants end soon
+        if abs(has / wanted - 1) < 1e-9 or has == had:
+            break
+        before, cost, had = cost, cost + (wanted - has) * (cost - before) / (has - had), has
+        has = _in_chunks(row, cost)
+    return cost
 
 
 def reversed_rows(rows: list[dict[str, Ratio]], first: str, second: str) -> tuple[int, int]:

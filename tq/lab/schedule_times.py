@@ -100,8 +100,10 @@ def on_rank(
     folder: Path, names: list[str], micro: int, waits: list[float], steps: int, orders: dict[str, Any]
 ) -> dict[str, Any]:
     """On a rank of a crew: {name: when each step began and ended on a clock that all ranks share, the order, and its
-    overlapped passes}."""
-    ranks, rank, found = dist.get_world_size(), dist.get_rank(), {}
+    overlapped passes}. Schedules take turns, step by step, so that what disturbs one disturbs all."""
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    found: dict[str, Any] = {}
+    ready: dict[str, Any] = {}
     x, y = torch.zeros(micro, WIDTH), torch.ones(micro, WIDTH)
     for name in names:
         kind, chunks = KINDS[name]
@@ -112,16 +114,19 @@ def on_rank(
             for part, stage in zip(parts, held, strict=True)
         ]
         run = pipeline.schedule(kind, stages, micro, _loss, orders.get(name) if kind == "own" else None)
-        times = []
-        for _ in range(steps + 1):  # the first one agrees on shapes
+        ready[name] = run, (x,) if 0 in held else (), {"target": y} if ranks * chunks - 1 in held else {}
+        found[name] = {"times": []}
+    for number in range(steps + 1):
+        for name, (run, given, target) in ready.items():
             dist.barrier()
             began = time.perf_counter()
-            arguments = {"target": y, "losses": []} if ranks * chunks - 1 in held else {}
-            run.step(*((x,) if 0 in held else ()), **arguments)
-            times.append([began, time.perf_counter()])
+            run.step(*given, **target, **({"losses": []} if target else {}))
+            if number:  # the first one agrees on shapes
+                found[name]["times"].append([began, time.perf_counter()])
+    for name, (run, _, _) in ready.items():
         ours = name in orders
         order, late = (orders[name], []) if ours else (pipeline.order_of(run), pipeline.overlapped_of(run))
-        found[name] = {"times": times[1:], "order": order, "late": late}
+        found[name] |= {"order": order, "late": late}
     return found
 
 

@@ -48,7 +48,7 @@ def sends_and_hides(folder: Path, hidden: bool) -> tuple[list[tuple[str, int, fl
 def test_what_nobody_counted_is_noticed(hidden: bool) -> None:
     alone = layout_framing.private_network()
     if not alone:
-        pytest.skip("needs hosts: network namespaces are not allowed here")
+        pytest.skip("needs hosts: namespaces or token buckets are not allowed here")
     known = crew("tq.lab.layout_framing:ruler", 2, 60.0, alone, sizes=[64, 4096])[0]
     found = crew("tests.lab.test_layout_framing:sends_and_hides", 2, 60.0, alone, hidden=hidden)
     assert [tuple(each) for each in found[0][0]] == [("all-reduce", 2, 40.0, 1), ("all-reduce", 2, 4000.0, 1)]

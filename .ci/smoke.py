@@ -300,8 +300,8 @@ def planned(tmp: Path) -> None:
     x, trained = seeded(32 * 64).view(32, 64), model()
     try:
         plan = plan_activations(trained, x, 0.5, bits=(), progress=False)
-    except ModuleNotFoundError as error:  # the solver is SciPy's, which nothing else here needs
-        check(error.name == "scipy" and not has("scipy"), error)
+    except ModuleNotFoundError as error:  # SciPy solves and tqdm shows how far it is: neither comes with the package
+        check(error.name in ("scipy", "tqdm") and not has(error.name), error)
         return
     with compress_activations(plan=plan) as usage:
         trained(x).sum().backward()

@@ -106,12 +106,21 @@ def read(path: Path) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=256)
+def _sources(notebook: str, stamp: int, device: str | None) -> dict[str, str]:
+    """Today's sources, once for all recordings of a device: nothing changes while a book is built."""
+    from tq.book.record.dependencies import sources
+
+    return sources(notebook, device)
+
+
+@lru_cache(maxsize=256)
 def _changed(notebook: str, stamp: int, recorded: str) -> bool:
     """Whether what a recording (as JSON) rests on is another today; False where the tree is no book."""
     from tq.book.record.dependencies import changed  # imports torch: only where there is something to compare
 
+    rests_on = json.loads(recorded)
     try:
-        return bool(changed(json.loads(recorded), Path(notebook)))
+        return bool(changed(rests_on, Path(notebook), _sources(notebook, stamp, rests_on.get("device"))))
     except FileNotFoundError:
         return False
 

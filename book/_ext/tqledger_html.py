@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from html import escape
 from itertools import groupby
 
+from tqbook import is_stale
+
+from tq.book import paths
 from tq.book.claims import judge, ledger
 from tq.book.record import results
-from tq.book.run import compare
 
 
 class Book:
@@ -32,7 +34,7 @@ class Book:
                 found := (results.load(chapter, device, profile, fresh=True) if fresh else None)
                 or results.load(chapter, device, profile)
             )
-            and compare.is_stale(found, chapter)
+            and is_stale(paths.root(), chapter, found)
         }
 
 

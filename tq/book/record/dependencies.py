@@ -38,6 +38,10 @@ REPORTING = frozenset({
 
 
 _MODULE = re.compile(r"tq(\.\w+)+")
+_BINDING = (
+    ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef,
+    ast.Assign, ast.AnnAssign, ast.AugAssign,
+)  # fmt: skip
 
 
 @lru_cache(maxsize=1024)
@@ -75,8 +79,15 @@ def _chain(node: ast.AST) -> str:
 
 @lru_cache(maxsize=4096)  # a chapter asks again before every run, and the trees of files are kept
 def _nodes(node: ast.AST, typing: bool = False) -> tuple[ast.AST, ...]:
-    """Every node below, without the branches that only type checkers see unless `typing`."""
-    return tuple(_walk(node, typing))
+    """The nodes below that may import or bind a name, without the branches that only type checkers see unless
+    `typing`; a small part of all, which every notebook that reaches the file goes through."""
+    return tuple(found for found in _walk(node, typing) if _counts(found))
+
+
+def _counts(node: ast.AST) -> bool:
+    if isinstance(node, ast.Constant):
+        return isinstance(node.value, str) and _MODULE.fullmatch(node.value) is not None
+    return isinstance(node, _BINDING) or (isinstance(node, ast.Call) and _chain(node.func).endswith("import_module"))
 
 
 def _walk(node: ast.AST, typing: bool) -> Iterator[ast.AST]:
@@ -126,11 +137,11 @@ class _Dependencies:
             elif isinstance(node, ast.ImportFrom):
                 for alias in node.names:
                     self.name(_from(node, package), alias.name)
-            elif isinstance(node, ast.Call) and _chain(node.func).endswith("import_module") and node.args:
+            elif isinstance(node, ast.Call) and node.args:  # of import_module
                 if isinstance(node.args[0], ast.Constant) and isinstance(node.args[0].value, str):
                     self.module(node.args[0].value)
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and _MODULE.fullmatch(node.value):
-                self.module(node.value)
+            elif isinstance(node, ast.Constant):
+                self.module(str(node.value))  # a module's whole name
 
     def name(self, module: str, name: str) -> None:
         """`from module import name`."""
@@ -330,17 +341,20 @@ def module_hash(module: str, device: str | None = None) -> str:
     return _digest([module, module_sources(module, device)])
 
 
-def changed(recorded: Mapping[str, Any], notebook: Path) -> list[str] | None:
+def changed(
+    recorded: Mapping[str, Any], notebook: Path, today: Mapping[str, str] | None = None
+) -> list[str] | None:
     """What of a recording's inputs is another today: files, and recordings of other chapters that it read.
 
     [] where nothing is; None where there is no notebook to compare with. A recording that lists no files says only
-    "its sources".
+    "its sources". today: ``sources`` of the notebook on the recording's device, where the caller has them already.
     """
     if not notebook.is_file():
         return None
     found = []
-    if recorded.get("source_hash") != source_hash(notebook, recorded.get("device")):
-        before, today = recorded.get("sources"), sources(notebook, recorded.get("device"))
+    today = sources(notebook, recorded.get("device")) if today is None else today
+    if recorded.get("source_hash") != _digest(today):
+        before = recorded.get("sources")
         if before is None:
             found = ["its sources"]
         else:

@@ -119,11 +119,29 @@ def _tensor(found: dict[str, float], job: Job, tokens: int) -> None:
 
 def held(job: Job) -> dict[str, int]:
     """Bytes of weights, gradients and AdamW's two moments at rest, by the ZeRO formula in fp32; shapes that a group
-    does not divide would be padded."""
+    does not divide would be padded.
+
+    Two things are PyTorch's and not the formula's. ZeRO-1 deals out whole tensors. And where tensor parallelism splits
+    the embedding, DTensor leaves its gradient whole on every rank, unless FSDP2 shards it.
+    """
     plan, size = job.plan, FP32 * _parameters(job)
     shards = plan.dp * plan.cp // plan.replicas if plan.zero >= 2 else 1
-    states = 2 * size // (plan.dp * plan.cp if plan.zero == 1 else shards)
-    return {"weights": size // shards, "gradients": size // shards, "states": states}
+    whole = FP32 * job.config.vocab * job.config.hidden if 0 in job.stages and plan.zero < 2 else 0
+    return {
+        "weights": size // shards,
+        "gradients": size // shards + whole * (plan.tp - 1) // plan.tp,
+        "states": 2 * (FP32 * _dealt(job) if plan.zero == 1 else size // shards),
+    }
+
+
+def _dealt(job: Job) -> int:
+    """Parameters whose moments this rank of ZeRO-1 holds: the largest tensor first, each goes to the rank that has
+    least so far."""
+    loads = [0] * (job.plan.dp * job.plan.cp)
+    for numel in sorted((parameter.numel() for _, parameter in job.named()), reverse=True):
+        loads[loads.index(min(loads))] += numel
+    assert job.data is not None  # ZeRO-1 has a group
+    return loads[job.data.get_local_rank()]
 
 
 def agree(found: dict[str, Any]) -> bool:

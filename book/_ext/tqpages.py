@@ -26,7 +26,10 @@ from tq.book.site import full, predictions
 
 logger = logging.getLogger(__name__)
 SCHEMATICS = "book/_static/schematics"
-BADGES = {predictions.HIT: "reproduced", predictions.MISS: "not-reproduced", predictions.OPEN: "not-measured"}
+BADGES = {
+    predictions.HIT: "reproduced", predictions.MISS: "not-reproduced", predictions.UNTESTED: "undecided",
+    predictions.OPEN: "not-measured",
+}  # fmt: skip
 
 
 class Recorded(SphinxDirective):
@@ -71,7 +74,8 @@ class Scoreboard(SphinxDirective):
         found = predictions.predictions(root)
         number = predictions.counts(found)
         said = f"{number[predictions.HIT]} of {len(found)} predictions hit, {number[predictions.MISS]} missed"
-        said += f", {number[predictions.OPEN]} are not measured" if number[predictions.OPEN] else ""
+        for outcome in (predictions.UNTESTED, predictions.OPEN):
+            said += f", {number[outcome]} are {outcome}" if number[outcome] else ""
         if self.arguments == ["counts"]:
             return [nodes.paragraph("", f"{said}.")]
         self.env.tq_scores = getattr(self.env, "tq_scores", set()) | {self.env.docname}  # type: ignore[attr-defined]
@@ -89,8 +93,9 @@ class Scoreboard(SphinxDirective):
             unit = f" {one.unit}" if one.unit not in ("", "1") else ""
             value = predictions.OPEN if one.value is None else f"{one.value:.4g}{unit}"
             mark = f'<span class="tq-verdict tq-is-{BADGES[one.outcome]}">{one.outcome}</span>'
+            why = escape(one.why) + (f"<br>Not tested: {escape(one.untested)}" if one.untested else "")
             lines.append(
-                f'<tr id="prediction-{one.id}"><td>{escape(one.text)}<br><small>{escape(one.why)}</small></td>'
+                f'<tr id="prediction-{one.id}"><td>{escape(one.text)}<br><small>{why}</small></td>'
                 f"<td>{one.allowed}{escape(unit)}</td><td>{escape(value)}</td><td>{mark}</td></tr>"
             )
         heads = "".join(f'<th scope="col">{head}</th>' for head in ("predicted, and why", "range", "found", "outcome"))

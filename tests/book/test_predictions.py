@@ -26,7 +26,16 @@ def test_hit_miss_and_not_measured(tmp_path: Path) -> None:
     )  # fmt: skip
     assert [one.outcome for one in found] == ["hit", "miss", "not measured", "not measured"]
     assert [one.allowed for one in found[:3]] == ["at most 0.5", "at least 0.6", "0.4 to 0.6"]
-    assert predictions.counts(found) == {"hit": 1, "miss": 1, "not measured": 2}
+    assert predictions.counts(found) == {"hit": 1, "miss": 1, "not tested": 0, "not measured": 2}
+
+
+def test_a_value_that_tests_nothing_counts_for_nothing(tmp_path: Path) -> None:
+    found = judged(
+        tmp_path, "a,demo,Small.,,0.5,error,theory,Here,a bound was moved", "b,demo,Large.,0.6,,error,theory,Here,",
+        "c,demo,Some.,0.4,0.6,none,theory,Here,the run was too short",
+    )  # fmt: skip
+    assert [one.outcome for one in found] == ["not tested", "miss", "not measured"]
+    assert predictions.counts(found) == {"hit": 0, "miss": 1, "not tested": 1, "not measured": 1}
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
-"""Predictions of the chapters, each judged by the recorded result: hit, miss or not measured.
+"""Predictions of the chapters, each judged by the recorded result: hit, miss, not tested or not measured.
 
 `data/predictions.csv` holds one row a prediction: the sentence, the range that it allowed, and the key of the result.
+Where something was changed after a first result, or the run lacked a condition of the sentence, the column "untested"
+says so: the value is shown and counts neither as a hit nor as a miss.
 A prediction stands there before the run that tests it: of a chapter that is to be recorded again, beside a recording
 that lacks its key.
 """
@@ -16,8 +18,8 @@ from pathlib import Path
 from tq.book import paths
 from tq.book.record.dependencies import changed
 
-HIT, MISS, OPEN = "hit", "miss", "not measured"
-COLUMNS = ("id", "chapter", "prediction", "least", "most", "key", "why", "source")
+HIT, MISS, UNTESTED, OPEN = "hit", "miss", "not tested", "not measured"
+COLUMNS = ("id", "chapter", "prediction", "least", "most", "key", "why", "source", "untested")
 DEVICE, PROFILE = "cpu", "full"
 _OPEN = {"value": None, "unit": "1"}
 
@@ -35,11 +37,14 @@ class Prediction:
     why: str
     value: float | None
     unit: str
+    untested: str  # why the value is no test; empty where it is one
 
     @property
     def outcome(self) -> str:
         if self.value is None:
             return OPEN
+        if self.untested:
+            return UNTESTED
         return HIT if self.least <= self.value <= self.most else MISS
 
     @property
@@ -76,11 +81,11 @@ def predictions(root: Path | None = None) -> list[Prediction]:
         value = None if entry["value"] is None else float(entry["value"])
         unit = str(entry["unit"])
         head = (row["id"], row["chapter"], row["prediction"], least, most)
-        found.append(Prediction(*head, row["key"], row["why"], value, unit))
+        found.append(Prediction(*head, row["key"], row["why"], value, unit, row["untested"] or ""))
     return found
 
 
 def counts(found: list[Prediction]) -> dict[str, int]:
-    """How many hit, missed, and are open."""
+    """How many hit, missed, were not tested, and are open."""
     number = Counter(one.outcome for one in found)
-    return {outcome: number[outcome] for outcome in (HIT, MISS, OPEN)}
+    return {outcome: number[outcome] for outcome in (HIT, MISS, UNTESTED, OPEN)}

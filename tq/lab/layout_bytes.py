@@ -1,4 +1,4 @@
-"""Bytes that a layout must send in a step, and must hold, by formula: from shapes and the plan alone.
+"""Bytes that a layout must send in a step, and must hold, by formula: from shapes, placements and the plan.
 
 Of n ranks, a tensor of S bytes: all-reduce 2 (n - 1) / n S; all-gather, reduce-scatter (n - 1) / n S; a message S.
 """

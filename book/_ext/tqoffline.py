@@ -3,13 +3,15 @@
 The theme preloads its icon fonts with `crossorigin`, which is an error for `file:` and of no use anywhere: the fonts
 are asked for without it a moment later. Thebe, which runs cells on a remote server, is switched off in _config.yml; its
 configuration is still written into each page, twice, and declares one constant two times. Source maps of the theme,
-over a megabyte that no reader asks for, are left out too, and so is the layout of notebooks to download.
+over a megabyte that no reader asks for, are left out too, and so are its words in other languages, which only a build
+in these reads, and the layout of notebooks to download.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,7 @@ def on_finished(app: Sphinx, exception: Exception | None) -> None:
     for notebook in Path(app.outdir, "_sources").rglob("*.ipynb"):
         plain = json.loads(notebook.read_text(encoding="utf-8"))
         notebook.write_text(json.dumps(plain, ensure_ascii=False, separators=(",", ":")), encoding="utf-8")
+    shutil.rmtree(Path(app.outdir, "_static", "locales"), ignore_errors=True)
     for source_map in Path(app.outdir, "_static").rglob("*.map"):
         source_map.unlink()
     for style in Path(app.outdir, "_static").rglob("*.css"):  # no browser of the last ten years asks for the second

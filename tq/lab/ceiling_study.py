@@ -31,11 +31,11 @@ from tq.train.planned.plan import compress_activations as planned
 
 PLANNED = "planned"
 SETTINGS: Mapping[str, tuple[str, ...]] = {
-    KEEP: (KEEP,),
-    "checkpoints": ("segments of 1", "segments of 2", "segments of 3"),
-    "4 bits": ("uniform 4 bits", "4 bits, cheap results again"),
-    "torch knapsack": ("knapsack 0.5", "knapsack 0.1", "knapsack 0.05"),
     PLANNED: (PLANNED,),
+    "torch knapsack": ("knapsack 0.5", "knapsack 0.1", "knapsack 0.05"),
+    "4 bits": ("uniform 4 bits", "4 bits, cheap results again"),
+    "checkpoints": ("segments of 1", "segments of 2", "segments of 3"),
+    KEEP: (KEEP,),
 }
 _SHARES = (0.02, 0.03, 0.05, 0.08, 0.12, 0.2)  # of what keeping all keeps, that a plan may store
 _PEAKS = (None, 0.25, 0.2, 0.16, 0.13, 0.1)  # of the same, that a block may hold at once in backward

@@ -100,8 +100,8 @@ def largest_batch(task: Mapping[str, Any], device: str = "cpu") -> dict[str, int
 def knapsack(model: GPT, budget: float) -> Callable[..., Any]:
     """The model under torch's partitioner at ``activation_memory_budget``, its graphs run node by node.
 
-    A graph frees each tensor after its last use, those that were saved for backward too. What runs again is in the order
-    that PyTorch has for recomputed parts; no code is generated.
+    A graph frees each tensor after its last use, those that were saved for backward too. What runs again is in the
+    order that PyTorch has for recomputed parts; no code is generated.
     """
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch import config

@@ -66,3 +66,46 @@ def test_the_knapsack_trains_as_the_plain_model_does_and_keeps_less() -> None:
     trace = priced_trace(plain, (ids, ids), repeats=1, progress=False).trace
     weights = sum(p.nbytes for p in model.parameters())
     assert kept - weights < 0.3 * trace.graph.nbytes
+
+
+def test_checkpoints_in_few_bits_keep_the_codes_of_inputs_and_train_nearly_as_the_plain_model() -> None:
+    config = GPTConfig(**SHAPE)
+    ids = batch_of(config, 4)
+    plain, model = GPT(config, seed=0), GPT(config, seed=0)
+    whole = plain(ids, ids)[1]
+    whole.backward()
+    with study.blocks_in_few_bits(model):
+        loss = model(ids, ids)[1]
+    assert not any("forward" in vars(block) for block in model.blocks) and torch.equal(loss, whole)
+    nodes, found = [loss.grad_fn], {}
+    while nodes:
+        node = nodes.pop()
+        if node is not None and node not in found:
+            found[node] = type(node).__name__
+            nodes += [after for after, _ in node.next_functions]
+    codes = [node.code for node, name in found.items() if name == "_InFewBitsBackward"]
+    assert len(codes) == 2 and all(code.nbytes < 0.14 * 4 * 4 * 64 * 64 for code in codes)
+    assert not torch.equal(codes[0].codec.decode(codes[0]), codes[1].codec.decode(codes[1]))
+    loss.backward()
+    for (name, p), q in zip(model.blocks.named_parameters(), plain.blocks.parameters(), strict=True):
+        assert 0 < (p.grad - q.grad).norm() < 0.35 * q.grad.norm(), name
+
+
+def test_a_plan_without_codes_gives_the_gradients_of_keeping_all() -> None:
+    config = GPTConfig(**SHAPE)
+    ids, model = batch_of(config, 4), GPT(config, seed=0)
+    plan = study.lowest_peak(priced_trace(model, (ids, ids), bits=(), repeats=1, progress=False))
+    gradients = []
+    for context in (study._always(study.planned(plan=plan)), study.nullcontext):
+        model.zero_grad()
+        with context():
+            loss = model(ids, ids)[1]
+        loss.backward()
+        gradients.append([p.grad.clone() for p in model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+@pytest.mark.parametrize("method", [study.EXACT_PLAN, study.CODED_CHECKPOINTS])
+def test_what_was_added_runs_under_a_limit(method: str) -> None:
+    task = dict(shape=SHAPE, method=method, sequences=8, ceiling=64 << 20, steps=1)
+    assert study.fits(task)["fits"] and not study.fits({**task, "ceiling": 1 << 18})["fits"]

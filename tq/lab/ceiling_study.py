@@ -6,6 +6,7 @@ judged by one that suits it badly: segments of blocks, budgets of PyTorch's knap
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import os
 import pickle
@@ -13,8 +14,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +25,18 @@ from torch import Tensor
 
 from tq.lab.recompute_study import KEEP, _always, _loss, _step, batch_of, segments_again
 from tq.lab.training_step import FOUR, blocks_again
+from tq.quant.codec import Codec
 from tq.systems.rematerialization import cheapest
 from tq.train.activations import RECOMPUTE, compress_activations
 from tq.train.model import GPT, GPTConfig
-from tq.train.planned.plan import Plan, Priced, priced_trace
+from tq.train.planned.plan import BITS, Plan, Priced, priced_trace
 from tq.train.planned.plan import compress_activations as planned
 
-PLANNED = "planned"
+PLANNED, EXACT_PLAN, CODED_CHECKPOINTS = "planned", "planned without codes", "checkpoints in 4 bits"
 SETTINGS: Mapping[str, tuple[str, ...]] = {
     PLANNED: (PLANNED,),
+    EXACT_PLAN: (EXACT_PLAN,),
+    CODED_CHECKPOINTS: (CODED_CHECKPOINTS,),
     "torch knapsack": ("knapsack 0.5", "knapsack 0.1", "knapsack 0.05"),
     "4 bits": ("uniform 4 bits", "4 bits, cheap results again"),
     "checkpoints": ("segments of 1", "segments of 2", "segments of 3"),
@@ -66,10 +71,10 @@ def fits(task: Mapping[str, Any], device: str = "cpu") -> dict[str, Any]:
     """
     with tempfile.TemporaryDirectory() as folder:
         given = dict(task)
-        if task["method"] == PLANNED:
-            config = GPTConfig(**task["shape"])
+        if task["method"] in (PLANNED, EXACT_PLAN):
+            config, bits = GPTConfig(**task["shape"]), BITS if task["method"] == PLANNED else ()
             ids = batch_of(config, task["sequences"])
-            plan = lowest_peak(priced_trace(GPT(config), (ids, ids), repeats=1, progress=False))
+            plan = lowest_peak(priced_trace(GPT(config), (ids, ids), bits=bits, repeats=1, progress=False))
             Path(folder, "plan").write_bytes(pickle.dumps(plan))
             given["plan"] = str(Path(folder, "plan"))
         done = subprocess.run(
@@ -130,7 +135,45 @@ def knapsack(model: GPT, budget: float) -> Callable[..., Any]:
     return forward
 
 
+class _InFewBits(torch.autograd.Function):
+    """A block whose input alone is kept, quantized. Backward runs it again, and what that saves is quantized too."""
+
+    @staticmethod
+    def forward(ctx: Any, run: Callable[..., Tensor], codec: Codec, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.run, ctx.codec, ctx.code, ctx.tables = run, codec, codec.encode(x.detach()), (cos, sin)
+        return run(x, cos, sin)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x = ctx.codec.decode(ctx.code).requires_grad_()
+        with torch.enable_grad(), compress_activations(bits=FOUR):
+            y = ctx.run(x, *ctx.tables)
+        torch.autograd.backward(y, gradients)
+        return None, None, x.grad, None, None
+
+
+@contextmanager
+def blocks_in_few_bits(model: GPT) -> Iterator[None]:
+    """Checkpoints of every block, in 4 bits; each forward pass of a block has another rotation."""
+    blocks: list[Any] = list(model.blocks)
+    steps = itertools.count()
+
+    def called(number: int, run: Callable[..., Tensor], *given: Tensor) -> Any:
+        codec = Codec(bits=4, scale_dtype=torch.bfloat16).derive("activation", number).at_step(next(steps))
+        return _InFewBits.apply(run, codec, *given)
+
+    for number, block in enumerate(blocks):
+        block.forward = partial(called, number, block.forward)
+    try:
+        yield
+    finally:
+        for block in blocks:
+            del block.forward
+
+
 def _context(model: GPT, method: str) -> Callable[[], AbstractContextManager[Any]]:
+    if method == CODED_CHECKPOINTS:
+        return lambda: blocks_in_few_bits(model)
     if method.startswith("segments of "):
         length = int(method.rsplit(" ", 1)[1])
         return lambda: blocks_again(model) if length == 1 else segments_again(model, length)

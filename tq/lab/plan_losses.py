@@ -1,0 +1,51 @@
+"""Losses of runs whose activations follow a plan, beside runs that keep all: a plan for a tenth of the bytes, and the
+plan with the lowest peak, which is what a limit of memory asks for.
+
+Runs of one seed start from the same weights and read the same text. A plan is made anew for each run, as a user would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from tq.lab.ceiling_study import lowest_peak
+from tq.lab.recompute_study import KEEP, batch_of
+from tq.train.model import GPT, GPTConfig, TrainConfig, Trainer
+from tq.train.model.corpus import load
+from tq.train.planned.plan import Plan, Priced, priced_trace
+from tq.train.planned.plan import compress_activations as planned
+
+TENTH, LOWEST = "a tenth", "lowest peak"
+_PLANS: Mapping[str, Callable[[Priced], Plan]] = {TENTH: lambda priced: priced.replanned(0.1), LOWEST: lowest_peak}
+ARMS = (KEEP, *_PLANS)
+
+
+def trained(task: Mapping[str, Any], device: str = "cpu") -> dict[str, float]:
+    """Validation loss of one run: {"valid": nats per token, "kept", "peak": shares of the bytes that autograd keeps}.
+
+    task: "shape" (of ``GPTConfig``), "steps", "batch", "seed", "arm" (of ``ARMS``), "most_text" (bytes), "evaluated"
+    (batches of held-out text).
+    """
+    torch.set_num_threads(1)
+    model = GPT(GPTConfig(**task["shape"]), seed=task["seed"])
+    corpus = load("stdlib", max_bytes=task["most_text"])
+    run = Trainer(model, corpus, TrainConfig(task["steps"], task["batch"], seed=task["seed"]))
+    plain, kept, peak = run.forward, 1.0, 1.0
+    if task["arm"] != KEEP:
+        ids = batch_of(model.config, task["batch"])
+        plan = _PLANS[task["arm"]](priced_trace(model, (ids, ids), repeats=1, progress=False))
+        kept, peak = plan.bytes_after / plan.bytes_before, plan.peak_bytes / plan.bytes_before
+        context = planned(plan=plan)
+
+        def followed(*batch: Any) -> Any:
+            with context:
+                return plain(*batch)
+
+        run.forward = followed
+    run.train(progress=False)
+    run.forward = plain  # held-out text has batches of other shapes
+    return {"valid": float(run.evaluate(task["evaluated"])), "kept": kept, "peak": peak}
+

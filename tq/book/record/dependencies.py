@@ -3,7 +3,7 @@
 Covered: the notebook's code cells (without outputs, Markdown and papermill's injected cell), the modules of `tq` and
 `tq.kernels` that it imports directly or indirectly, all that runs of them (`code_text`), measuring instruments
 included, and byte by byte the files of `data/` that these name. The text of the modules in `REPORTING` is left out;
-what they import is followed all the same.
+what they import is followed all the same. So are functions that only write and read states (`kept_states`).
 Not covered: installed packages (their versions stand with the result), modules whose name is put together at run time.
 
 Names are followed, not packages: `from tq import Codec` depends on `tq/__init__.py` and on the module that Codec
@@ -24,6 +24,7 @@ from typing import Any
 
 from tq.book import paths
 from tq.book.record.code_text import running
+from tq.book.record.kept_states import counted
 
 # kernels that results of a device cannot depend on, unless a notebook imports them itself
 ELSEWHERE = {"cpu": ("gpu", "gpu_logscale", "gpu_adamw"), "cuda": ("cpu", "simd", "logscale", "adamw")}
@@ -33,7 +34,7 @@ PRODUCED = ("results", "tables", "figures", "outcomes", "verdicts.json")  # what
 REPORTING = frozenset({
     "tq.book", "tq.book.paths", "tq.book.results", "tq.book.record", "tq.book.record.results", "tq.book.record.display",
     "tq.book.record.figures", "tq.book.record.figuredata", "tq.book.record.provenance", "tq.book.record.dependencies",
-    "tq.book.record.intervals", "tq.book.record.tasks", "tq.book.record.code_text",
+    "tq.book.record.intervals", "tq.book.record.tasks", "tq.book.record.code_text", "tq.book.record.kept_states",
 })  # fmt: skip
 
 
@@ -47,7 +48,7 @@ _BINDING = (
 @lru_cache(maxsize=1024)
 def _parse(path: Path, stamp: tuple[int, int]) -> ast.Module:
     """`stamp` (size, time) is the cache's key to the content."""
-    return ast.parse(path.read_bytes(), filename=path.name)
+    return ast.parse(counted(path), filename=path.name)
 
 
 def _tree(path: Path) -> ast.Module:
@@ -294,8 +295,7 @@ def _add_data(files: set[Path], trees: Iterable[ast.AST], root: Path) -> None:
 @lru_cache(maxsize=4096)
 def _file_digest(path: Path, stamp: tuple[int, int]) -> str:
     """Of what runs of a Python file, of all bytes of another; `stamp` as above."""
-    content = path.read_bytes()
-    return hashlib.sha256(running(content) if path.suffix == ".py" else content).hexdigest()
+    return hashlib.sha256(running(counted(path)) if path.suffix == ".py" else path.read_bytes()).hexdigest()
 
 
 def _digests(files: Iterable[Path], root: Path) -> dict[str, str]:

@@ -375,30 +375,34 @@ class Trainer:
         self.losses = state["losses"].tolist()
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes ``state_dict`` to the file ``path``, whole or not at all: an interrupted save leaves the old file."""
-        target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        part = target.with_name(f"{target.name}.{os.getpid()}.part")
-        state = self.state_dict()
-        try:
-            with open(part, "wb") as file:
-                torch.save({**state, "digest": digest(state)}, file)
-                file.flush()
-                os.fsync(file.fileno())  # or a power cut may leave the new name with nothing in it
-            part.replace(target)
-        finally:
-            part.unlink(missing_ok=True)
+        """Writes ``state_dict`` to the file ``path`` as ``tq.train.tqk.save`` does: without loss, whole or not at all.
+
+        Where that fails, with ``SaveFailed``, an ``OSError``, the old file stays.
+        """
+        from tq.train import tqk
+
+        tqk.save(path, self.state_dict())
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Reads the state from the file ``path``; nothing in it is executed. A damaged one raises ``ValueError``."""
-        content = io.BytesIO(Path(path).read_bytes())
+        """Reads the state from the file ``path``; nothing in it is executed. A damaged one raises ``ValueError``.
+
+        Files of ``torch.save``, which earlier versions wrote, are read too.
+        """
+        from tq.train import tqk
+        from tq.train.tqk.file import MAGIC
+
+        with open(path, "rb") as file:
+            coded = file.read(len(MAGIC)) == MAGIC
         try:
-            state = torch.load(content, map_location="cpu", weights_only=True)
-        except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
-            raise ValueError(f"{path} is no whole checkpoint ({content.getbuffer().nbytes} bytes): {error}") from error
+            if coded:
+                state = tqk.load(path)
+            else:
+                state = torch.load(io.BytesIO(Path(path).read_bytes()), map_location="cpu", weights_only=True)
+        except (RuntimeError, EOFError, pickle.UnpicklingError, tqk.DamagedFile) as error:
+            raise ValueError(f"{path} is no whole checkpoint ({Path(path).stat().st_size} bytes): {error}") from error
         given = state.pop("digest", None) if isinstance(state, dict) else None
         if given is not None and given != digest(state):
-            raise ValueError(f"{path} is no whole checkpoint ({content.getbuffer().nbytes} bytes): its digest differs")
+            raise ValueError(f"{path} is no whole checkpoint ({Path(path).stat().st_size} bytes): its digest differs")
         self.load_state_dict(state)
 
     def _run(self) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from tq.infer import pretrained, trained, weights
+from tq.infer import pretrained, trained, tuning, weights
 from tq.infer.evaluate import divergence, texts
 from tq.infer.layers import stored_bits
 from tq.quant.codec import Codec
@@ -74,12 +74,27 @@ def quantize(asked: argparse.Namespace) -> None:
         progress=progress,
     )  # fmt: skip
     bar.close()
+    if asked.tune:
+        small = _tuned(small, language, asked)
     weights.save(small, asked.out / "model.safetensors")
     for path in (asked.out / "blocks").glob("*"):
         path.unlink()
     (asked.out / "blocks").rmdir()
     size = (asked.out / "model.safetensors").stat().st_size
     print(f"{asked.out / 'model.safetensors'}: {size / 1e6:.1f} MB, {stored_bits(small):.2f} bits per weight")
+
+
+def _tuned(small: GPT, language: pretrained.Language, asked: argparse.Namespace) -> GPT:
+    ids = texts(language, asked.tune * tuning.BATCH, asked.length // 2, "train", seed=1)
+    with tqdm(total=asked.tune, desc="scales", unit="step", disable=None) as bar:
+
+        def progress(told: tuning.Tuned) -> None:
+            bar.set_postfix_str(f"KL {told.kl:.4f}", refresh=False)
+            bar.update(told.done - bar.n)
+
+        return tuning.tune(
+            small, language.model, ids, steps=asked.tune, keep=asked.out / "blocks" / "scales.tqk", progress=progress
+        )
 
 
 def evaluate(asked: argparse.Namespace) -> None:
@@ -156,6 +171,8 @@ def main(argv: list[str] | None = None) -> int:
     one.add_argument("--method", choices=weights.METHODS, default="gptq", help="default: gptq")
     one.add_argument("--sequences", type=int, default=16, help="calibration texts; default: 16")
     one.add_argument("--length", type=int, default=512, help="tokens of each; default: 512")
+    one.add_argument("--tune", type=int, default=0, metavar="STEPS",
+                     help="steps that fit scales and norms to the model's predictions; default: none")  # fmt: skip
     one.add_argument("--out", type=Path, required=True, help="folder; a run that was ended goes on there")
     one.set_defaults(run=quantize)
     one = commands.add_parser("evaluate", help="divergence from the model in full precision, on held-out texts")

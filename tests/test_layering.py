@@ -49,7 +49,7 @@ FLOORS = {
         lazy=frozenset({"tqdm"}),
     ),
     "tq.train.model": Floor(  # what is trained knows nothing of how its gradients travel
-        inside=("tq.quant", "tq.train.model"),
+        inside=("tq.quant", "tq.train.model", "tq.train.tqk"),
         outside=frozenset({"torch", "numpy"}),
         lazy=frozenset({"tokenizers", "datasets", "tqdm"}),
     ),
@@ -67,7 +67,7 @@ FLOORS = {
     ),
     "tq.backend": Floor(inside=("tq.quant", "tq.train", "tq.backend"), outside=frozenset({"torch"})),
     "tq.infer": Floor(  # models after training: what trains them is not asked
-        inside=("tq.quant", "tq.train.model", "tq.infer"),
+        inside=("tq.quant", "tq.train.model", "tq.train.tqk", "tq.infer"),
         outside=frozenset({"torch", "numpy"}),
         lazy=frozenset({"gguf", "safetensors", "tokenizers", "transformers"}),
     ),

@@ -39,7 +39,7 @@ def test_predictions_come_closer_and_only_scales_and_norms_change(model: GPT, sm
     flags = [parameter.requires_grad for parameter in small.parameters()]
     better = tune(small, model, ids(64, seed=2), steps=60, rate=3e-3, norms=norms)
     held_out = ids(16, seed=1)
-    assert divergence(model, better, held_out).kl < 0.9 * divergence(model, small, held_out).kl
+    assert divergence(model, better, held_out).kl < 0.95 * divergence(model, small, held_out).kl
     assert stored_bits(better) == stored_bits(small)
     after = better.state_dict()
     changed = {name for name, value in before.items() if not torch.equal(after[name], value)}

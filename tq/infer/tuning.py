@@ -90,20 +90,16 @@ def tune(
         small: of ``quantize``; stays as it is.
         reference: the model in full precision, of the same shape.
         ids_ST: tokens to learn on, int64 [S, T]; other texts than those that the result is judged on.
-        steps: of Adam; the rate rises over ten steps and then falls as half a cosine.
-        batch: sequences of a step.
+        steps, batch: of Adam, and sequences of one. The rate rises over ten steps, then falls as half a cosine.
         rate: of the logarithm of each scale, and of the norms' weights.
         norms: whether the weights of the norms are learned too.
         seed: of the order of the sequences.
         keep: file for what was learned so far, so that a run that was ended goes on; None (default) keeps nothing.
         progress: called after each step.
-
     Returns:
         GPT: with the codes of ``small``, and as many stored bits.
-
     Raises:
         ValueError: nothing is quantized, the models or an argument do not fit, or predictions are not finite.
-
     Example:
         >>> import torch
         >>> from tq import Codec
@@ -124,24 +120,31 @@ def tune(
     parameters = [*(layer.logs_ON for layer in scaled.values()), *kept.values()]
     optimizer = torch.optim.Adam(parameters, lr=rate, betas=_BETAS)
     identity = _identity((small, reference), ids_ST, steps, batch, rate, norms, seed)
-    first = _resume(keep, identity, parameters, optimizer)
-    for step in range(first, steps):
+    for step in range(_resume(keep, identity, parameters, optimizer), steps):
         for group in optimizer.param_groups:
             group["lr"] = rate * min(1.0, (step + 1) / _WARMUP) * 0.5 * (1 + math.cos(math.pi * step / steps))
-        kl = _divergence(model, reference, _batch(ids_ST, batch, step, seed))
-        if not math.isfinite(kl.item()):
-            raise ValueError(f"the divergence of step {step + 1} is not finite")
-        # Not backward(): parameters that are shared with ``small`` must not get gradients.
-        for parameter, gradient in zip(parameters, torch.autograd.grad(kl, parameters), strict=True):
-            parameter.grad = gradient
-        optimizer.step()
-        progress(Tuned(step + 1, steps, kl.item()))
+        kl = _step(model, reference, _batch(ids_ST, batch, step, seed), parameters, optimizer)
+        progress(Tuned(step + 1, steps, kl))
         if keep is not None and ((step + 1) % _EVERY == 0 or step + 1 == steps):
             learned = {"parameters": [p.detach() for p in parameters], "optimizer": optimizer.state_dict()}
             tqk.save(keep, {"identity": identity, "step": step + 1, **learned})
     for name, layer in scaled.items():
         put(model, name, layer.learned())
     return model
+
+
+def _step(
+    model: GPT, reference: GPT, ids_ST: Tensor, parameters: list[nn.Parameter], optimizer: torch.optim.Adam
+) -> float:
+    """One step; the divergence before it. ValueError, and nothing is changed, where that is not finite."""
+    kl = _divergence(model, reference, ids_ST)
+    if not math.isfinite(kl.item()):
+        raise ValueError("the predictions of a step are not finite")
+    # Not backward(): parameters that are shared with the given model must not get gradients.
+    for parameter, gradient in zip(parameters, torch.autograd.grad(kl, parameters), strict=True):
+        parameter.grad = gradient
+    optimizer.step()
+    return kl.item()
 
 
 def _learner(small: GPT, norms: bool) -> tuple[GPT, dict[str, _Scaled], dict[str, nn.Parameter]]:

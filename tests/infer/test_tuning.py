@@ -39,7 +39,8 @@ def test_predictions_come_closer_and_only_scales_and_norms_change(model: GPT, sm
     flags = [parameter.requires_grad for parameter in small.parameters()]
     better = tune(small, model, ids(64, seed=2), steps=60, rate=3e-3, norms=norms)
     held_out = ids(16, seed=1)
-    assert divergence(model, better, held_out).kl < 0.95 * divergence(model, small, held_out).kl
+    after_S, before_S = (divergence(model, each, held_out).kl_ST.mean(1) for each in (better, small))
+    assert sum(after_S < before_S) >= 13, "13 of 16 texts: by chance once in 94"
     assert stored_bits(better) == stored_bits(small)
     after = better.state_dict()
     changed = {name for name, value in before.items() if not torch.equal(after[name], value)}

@@ -380,8 +380,10 @@ class Trainer:
         Where that fails, with ``SaveFailed``, an ``OSError``, the old file stays.
         """
         from tq.train import tqk
+        from tq.train.tqk import shards
 
-        tqk.save(path, self.state_dict())
+        state, layouts = shards.taken_apart(self.state_dict())
+        tqk.save(path, {**state, "shards": layouts} if layouts else state)
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Reads the state from the file ``path``; nothing in it is executed. A damaged one raises ``ValueError``.
@@ -389,6 +391,7 @@ class Trainer:
         Files of ``torch.save``, which earlier versions wrote, are read too.
         """
         from tq.train import tqk
+        from tq.train.tqk import shards
         from tq.train.tqk.file import MAGIC
 
         with open(path, "rb") as file:
@@ -403,6 +406,9 @@ class Trainer:
         given = state.pop("digest", None) if isinstance(state, dict) else None
         if given is not None and given != digest(state):
             raise ValueError(f"{path} is no whole checkpoint ({Path(path).stat().st_size} bytes): its digest differs")
+        if layouts := isinstance(state, dict) and state.pop("shards", None):
+            meshes = (p.device_mesh for p in self.model.parameters() if hasattr(p, "device_mesh"))
+            state = shards.put_together(state, layouts, next(meshes, None))
         self.load_state_dict(state)
 
     def _run(self) -> dict[str, Any]:

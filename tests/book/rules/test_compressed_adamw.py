@@ -8,6 +8,8 @@ RESULTS: dict[str, s.Values] = {
     rules.CHAPTER: {
         "amp/bfloat16": (0.001, -0.002, 0.004),
         "amp/float16": (0.002, -0.001, 0.005),
+        "amp/bfloat16/p": 0.1,
+        "amp/float16/p": 0.08,
         "drop-in/same-bits": True,
         "drop-in/takes-state": True,
     },

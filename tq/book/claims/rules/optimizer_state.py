@@ -46,8 +46,9 @@ def eight_bit_accuracy(claim: Claim, results: Results) -> Finding:
     most = claim.bounds()[1] / 100
     worst = _measured(results, "relative-worst", EIGHT)
     checks = [compare(f"share by which the loss rises, upper end, {name}", v, most=most) for name, v in worst.items()]
-    text = "The measured loss rises by at most " + ", ".join(f"{v:.3%} ({name})" for name, v in worst.items())
-    text += ", intervals over eight seeds included. This is one model of a million parameters; fine-tuning was not run."
+    text = "The loss stays within " + ", ".join(f"{v:.3%} ({name})" for name, v in worst.items())
+    text += " of fp32's, intervals over eight seeds included. This is one model of a million parameters; fine-tuning "
+    text += "was not run."
     return found(claim, checks, text, "A longer run of a larger model whose loss rises by 1%.", "low")
 
 

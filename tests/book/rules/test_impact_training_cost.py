@@ -25,6 +25,7 @@ RESULTS: dict[str, s.Values] = {
         **sums("70b", 0.002, 0.15), "saved/70b/400g/bf16/mid": -35e3, "saved/70b/100g/fp32/mid": 148e3,
         **sums("175b-gpt-3", 0.0, 0.003), "saved/175b-gpt-3/400g/bf16/mid": -9e3,
         "saved/175b-gpt-3/100g/fp32/mid": -5e3, "cost/70b/mid": 2.7, "cost/175b-gpt-3/mid": 1.5,
+        "job/100g/fp32-both/saving-median": 0.28,
         "layout-factor/ib-ndr": 1.9, "layout-factor/eth-100g": 3.1,
         "elastic/full-size/saves-against-fixed/low": -0.02, "elastic/full-size/saves-against-fixed/high": 0.3,
         "elastic/tuned/saves-against-fixed/low": -0.01, "elastic/tuned/saves-against-fixed/high": 0.004,

@@ -9,11 +9,11 @@ RESULTS = {
     rules.CHAPTER: {
         "scaling/linear/last-over-best": 10.0, "scaling/tree/last-over-best": 1.0, "scaling/linear/best": 32.0,
         "scaling/n-star": 40.0, "cost/barrier": 0.16, "cost/message": 0.47, "cost/rollback": 0.21,
-        "barrier/normal/over-drawn": 1.01, "barrier/exponential/over-drawn": 0.99,
+        "barrier/normal/with-barrier": 1.01, "barrier/exponential/with-barrier": 0.99,
         "step-over-synchronous/for-good/one-backup-rank": 0.35, "waits/24576/2-percent": 0.075,
         "speedup/for-good/one-backup-rank": 2.5, "speedup/sudden/one-backup-rank": 1.2,
         "speedup/for-good/staleness-4": 0.9, "speedup/sudden/staleness-4": 0.8,
-        "dgc/message": 500.0, "dgc/fewer/64": 20.8, "gap/dgc-sgd": 0.002,
+        "dgc/message": 500.0, "fewer/dgc-sgd": 33.0, "gap/dgc-sgd": 0.002,
     },
     rules.TRAFFIC: SHARES,
 }  # fmt: skip
@@ -26,8 +26,8 @@ TURNS: list[s.Turn] = [
     ("S3-024", {"cost/rollback": 0.0}, P),
     ("S3-024", {"cost/barrier": 0.0, "cost/message": 0.0, "cost/rollback": 0.0}, N),
     ("S3-025", {}, F),
-    ("S3-025", {"barrier/normal/over-drawn": 0.9, "barrier/exponential/over-drawn": 1.1}, N),
-    ("S3-025", {"barrier/exponential/over-drawn": 1.04}, P),
+    ("S3-025", {"barrier/normal/with-barrier": 0.9, "barrier/exponential/with-barrier": 1.1}, N),
+    ("S3-025", {"barrier/exponential/with-barrier": 1.04}, P),
     ("S3-029", {}, F),
     ("S3-029", {"gap/dgc-sgd": 0.3}, F),  # the claim is about message sizes
     ("S3-029", {"dgc/message": 200.0}, N),

@@ -102,13 +102,14 @@ RULES: dict[str, Rule] = {
         "The number and the rate of a node's ports.", "x", claimed=(0.0, 1.0), within=0.0, confidence="medium",
     ),
     "S3-016": Free(
-        "time of a ring over that of a tree, each 2 (n - 1) / n * bytes / 50 GB/s + rounds * 5 us; 2 (n - 1) rounds in "
-        "a ring, 2 log2 n in a tree, n = 10,000",
+        "time of a ring over that of a tree that halves and doubles, each 2 (n - 1) / n * bytes / 50 GB/s + "
+        "rounds * 5 us; 2 (n - 1) rounds in a ring, 2 log2 n in a tree, n = 10,000",
         of=lambda megabytes: _ring_over_tree(1e6 * megabytes), over=(100, 140_000), usual=140_000,
         name="gradient sizes in MB", claimed=(LOGARITHM, LOGARITHM), within=0.2,
         conditions=lambda: {"for 1 MB": _ring_over_tree(1e6)},
-        says="For 140 GB of gradients on 10,000 GPUs a ring takes {0:.2f} times as long as a tree, because both move "
-        f"the same bytes (computed). For 1 MB it takes {{1:.0f}} times as long, by rounds alone {LOGARITHM:.0f}.",
+        says="For 140 GB of gradients on 10,000 GPUs a ring takes {0:.2f} times as long as a tree that halves "
+        "and doubles, as both move the same bytes (computed). For 1 MB it takes {1:.0f} times as long, by rounds alone "
+        f"{LOGARITHM:.0f}.",
         would_change="Gradients so small that latency is all of their all-reduce.",
     ),
     "S3-017": Formula(

@@ -69,7 +69,7 @@ class Scoreboard(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         root = find_root(Path(self.env.srcdir))
-        for path in [root / "data/predictions.csv", *sorted(root.glob("data/results/cpu/full/*.json"))]:
+        for path in [root / "data/predictions.csv", *sorted(root.glob("data/results/*/full/*.json"))]:
             self.env.note_dependency(str(path))
         found = predictions.predictions(root)
         number = predictions.counts(found)

@@ -29,6 +29,17 @@ def test_hit_miss_and_not_measured(tmp_path: Path) -> None:
     assert predictions.counts(found) == {"hit": 1, "miss": 1, "not tested": 0, "not measured": 2}
 
 
+def test_a_key_may_be_of_another_device(tmp_path: Path) -> None:
+    h.write(tmp_path / "data/results/cuda/full/demo.json", {"results": {"error": {"value": 2.0, "unit": "x"}}})
+    found = judged(
+        tmp_path, "a,demo,Large.,1,,error@cuda,theory,Here", "b,demo,Large.,1,,error,theory,Here",
+        "c,other,Large.,1,,error@cuda,theory,Here",
+    )  # fmt: skip
+    assert [(one.outcome, one.value) for one in found] == [("hit", 2.0), ("miss", 0.5), ("not measured", None)]
+    with pytest.raises(ValueError, match="has recorded no 'none@cuda'"):
+        judged(tmp_path, "a,demo,Large.,1,,none@cuda,theory,Here")
+
+
 def test_a_value_that_tests_nothing_counts_for_nothing(tmp_path: Path) -> None:
     found = judged(
         tmp_path, "a,demo,Small.,,0.5,error,theory,Here,a bound was moved", "b,demo,Large.,0.6,,error,theory,Here,",

@@ -1,6 +1,7 @@
 """Predictions of the chapters, each judged by the recorded result: hit, miss, not tested or not measured.
 
-`data/predictions.csv` holds one row a prediction: the sentence, the range that it allowed, and the key of the result.
+`data/predictions.csv` holds one row a prediction: the sentence, the range that it allowed, and the key of the result in
+the full recording on the CPU, or, as in "step/hook@cuda", on another device.
 Where something was changed after a first result, or the run lacked a condition of the sentence, the column "untested"
 says so: the value is shown and counts neither as a hit nor as a miss.
 A prediction stands there before the run that tests it: of a chapter that is to be recorded again, beside a recording
@@ -72,8 +73,9 @@ def predictions(root: Path | None = None) -> list[Prediction]:
         most = float(row["most"]) if row["most"] else math.inf
         if least > most or (math.isinf(least) and math.isinf(most)):
             raise ValueError(f"{row['id']}: least={row['least']!r}, most={row['most']!r} is no range")
-        recording = paths.read_json(base / "results" / DEVICE / PROFILE / f"{row['chapter']}.json")
-        entry = _OPEN if recording is None else recording["results"].get(row["key"])
+        key, _, device = row["key"].partition("@")
+        recording = paths.read_json(base / "results" / (device or DEVICE) / PROFILE / f"{row['chapter']}.json")
+        entry = _OPEN if recording is None else recording["results"].get(key)
         if recording is not None and entry is None:
             if not changed(recording, base.parent / "notebooks" / f"{row['chapter']}.ipynb"):
                 raise ValueError(f"{row['id']}: {row['chapter']} has recorded no {row['key']!r}")

@@ -18,7 +18,7 @@ def step_overhead(claim: Claim, results: Results) -> Finding:
     checks = [compare(f"modelled step of {size}, times as long", f, *claim.bounds()) for size, f in factors.items()]
     text = (
         f"At the printed speed of the report's kernel a step is modelled to take {min(factors.values()):.1f} to "
-        f"{max(factors.values()):.1f} times as long (124M to 70B parameters). With our first hook one of 124M takes "
+        f"{max(factors.values()):.1f} times as long (124M to 70B parameters). With our first hook 124M takes "
         f"{results.on_gpu(ON_A_GPU, 'step/ddp-hook-of-4-bits'):.1f} times as long on an H200, nothing sent."
     )
     change = "A timing of the whitepaper's own step on its GPU."

@@ -85,7 +85,7 @@ def three_strategies(claim: Claim, results: Results) -> Finding:
     text = (
         "Measured in blocks of 4 MiB at 1.1 times the capacity, eviction with foresight makes accesses "
         f"{gains['explicit eviction']:.1f} times as fast and a changed order {gains['another order']:.1f} times. "
-        f"Reading ahead in a changed order makes a pass over more {gains['reading ahead']:.1f} times as fast."
+        f"Reading ahead, with changed order, makes a larger pass {gains['reading ahead']:.1f} times as fast."
     )
     return found(claim, checks, text, "A set or an order on which one of them gains nothing.", "medium")
 

@@ -108,7 +108,7 @@ RULES: dict[str, Rule] = {
         name="gradient sizes in MB", claimed=(LOGARITHM, LOGARITHM), within=0.2,
         conditions=lambda: {"for 1 MB": _ring_over_tree(1e6)},
         says="For 140 GB of gradients on 10,000 GPUs a ring takes {0:.2f} times as long as a tree that halves "
-        "and doubles, as both move the same bytes (computed). For 1 MB it takes {1:.0f} times as long, by rounds alone "
+        "and doubles, of the same bytes (computed). For 1 MB it takes {1:.0f} times, by rounds alone "
         f"{LOGARITHM:.0f}.",
         would_change="Gradients so small that latency is all of their all-reduce.",
     ),

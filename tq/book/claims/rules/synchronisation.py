@@ -105,8 +105,8 @@ def sparse_gradients(claim: Claim, results: Results) -> Finding:
     checks = (compare("times smaller than fp32, one message", message, *claim.bounds()),)
     text = (
         f"A message of 0.1% of the entries at 64 bits is computed to be {message:.0f} times smaller than fp32. Over "
-        f"a whole run of four ranks, warm-up included, bytes are {run:.0f} times fewer, and the loss ends "
-        f"{gap:+.3f} nats from SGD (measured)."
+        f"a run of four ranks, warm-up included, bytes are {run:.0f} times fewer; the loss ends {gap:+.3f} nats from "
+        "SGD (measured)."
     )
     return found(claim, checks, text, "Messages with denser entries, or wider indices.", "medium", basis=COMPUTED)
 

@@ -51,9 +51,9 @@ def three_costs(claim: Claim, results: Results) -> Finding:
 
 
 def slowest_decides(claim: Claim, results: Results) -> Finding:
-    """Reproduced if steps of eight real ranks with injected jitter, barrier included, take the mean of the slowest drawn
-    time within 3 %, with normal and with exponential jitter. A part holds if they do with one of them. To take off an
-    empty barrier, as an earlier rule did, makes steps shorter than their slowest rank."""
+    """Reproduced if steps of eight real ranks with injected jitter, barrier included, take the mean of the slowest
+    drawn time within 3 %, with normal and with exponential jitter. A part holds if they do with one of them. To take
+    off an empty barrier, as an earlier rule did, makes steps shorter than their slowest rank."""
     kinds = ("normal", "exponential")
     ratios = {kind: results(CHAPTER, f"barrier/{kind}/with-barrier") for kind in kinds}
     backup = results(CHAPTER, "step-over-synchronous/for-good/one-backup-rank")

@@ -1,7 +1,7 @@
 """Steps of DDP in turn, each way in its own replica: what a backend costs beside gloo, and beside the hook.
 
 "off" hands everything to gloo. "hook-fp32" and "backend-fp32" do all that hook and backend do, and code nothing; "bf16"
-is PyTorch's own hook.
+is PyTorch's own hook. "gloo-again" is gloo in a second group: how far it seems to be from gloo, the measurement errs.
 
 To be called on the ranks of a ``Crew`` whose group is gloo's. All replicas live in the same processes and step one
 after the other, in an order that turns, so that what disturbs one disturbs all.
@@ -10,6 +10,7 @@ after the other, in an order that turns, so that what disturbs one disturbs all.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from tq.train.model.corpus import load
 from tq.train.model.gpt import PRESETS
 
 WAYS = ("gloo", "bf16", "off", "hook-fp32", "backend-fp32", "hook", "backend")
+PASSTHROUGH = ("gloo", "gloo-again", "off")
 _Made = tuple[DistributedDataParallel, torch.optim.Optimizer]
 _made: dict[str, dict[str, _Made]] = {}
 
@@ -36,6 +38,8 @@ def _replica(way: str, preset: str, bits: int, bucket_mb: float) -> _Made:
         codes = frozenset() if way == "off" else tq.backend.Config().codes
         tq.backend.configure(tq.backend.Config(codec, warmup=0), codes=codes)
         group = dist.new_group(backend="tq")
+    elif way == "gloo-again":
+        group = dist.new_group(backend="gloo")
     model = DistributedDataParallel(
         Learner(preset, 0), process_group=group, bucket_cap_mb=bucket_mb, gradient_as_bucket_view=True
     )
@@ -47,8 +51,9 @@ def _replica(way: str, preset: str, bits: int, bucket_mb: float) -> _Made:
 
 
 def in_turn(
-    rounds: int, warm: int = 3, preset: str = "1m", batch: int = 4, bits: int = 4, bucket_mb: float = 0.5
-) -> dict[str, Any]:
+    rounds: int, warm: int = 3, preset: str = "1m", batch: int = 4, bits: int = 4, bucket_mb: float = 0.5,
+    *, ways: Sequence[str] = WAYS,
+) -> dict[str, Any]:  # fmt: skip
     """Seconds of steps, one of each way a round.
 
     Args:
@@ -58,25 +63,26 @@ def in_turn(
         batch: sequences of a rank.
         bits: of hook and backend.
         bucket_mb: size of DDP's buckets.
+        ways: of ``WAYS`` or ``PASSTHROUGH``.
 
     Returns:
         {way: [seconds], one of each round}.
 
     Raises:
-        RuntimeError: the backend coded nothing.
+        RuntimeError: the backend is among the ways and coded nothing.
     """
-    key = repr((preset, bits, bucket_mb))
+    key = repr((preset, bits, bucket_mb, ways))
     if key not in _made:
         _made.clear()
-        _made[key] = {way: _replica(way, preset, bits, bucket_mb) for way in WAYS}
+        _made[key] = {way: _replica(way, preset, bits, bucket_mb) for way in ways}
     seq = PRESETS[preset].seq
     windows = Windows(load("stdlib", max_bytes=1_000_000), dist.get_rank(), warm + rounds, batch, seq)
-    seconds: dict[str, Any] = {way: [] for way in WAYS}
+    seconds: dict[str, Any] = {way: [] for way in ways}
     for turn in range(warm + rounds):
         rows = [windows[turn * batch + row] for row in range(batch)]
         ids, targets = (torch.stack([row[part] for row in rows]) for part in range(2))
-        for place in range(len(WAYS)):
-            way = WAYS[(place + turn) % len(WAYS)]
+        for place in range(len(ways)):
+            way = ways[(place + turn) % len(ways)]
             model, optimizer = _made[key][way]
             dist.barrier()
             began = time.perf_counter()
@@ -85,6 +91,7 @@ def in_turn(
             optimizer.zero_grad(set_to_none=False)
             if turn >= warm:
                 seconds[way].append(time.perf_counter() - began)
-    if not any(count.coded for group in tq.backend.groups().values() for count in group.counts.kinds.values()):
+    kinds = [count for group in tq.backend.groups().values() for count in group.counts.kinds.values()]
+    if "backend" in ways and not any(count.coded for count in kinds):
         raise RuntimeError("the backend coded nothing")
     return seconds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 from pathlib import Path
 from typing import Any
@@ -102,12 +103,24 @@ def test_imports_of_what_is_left_out_do_not_count() -> None:
 
 
 def test_what_stands_in_is_short_and_replaces_what_is_there() -> None:
-    assert {name for functions in STAND_INS.values() for name in functions} == {"Trainer.save", "Trainer.load"}
+    named = {name for functions in STAND_INS.values() for name in functions}
+    assert named == {"Trainer.save", "Trainer.load", "__main__"}
     for file, functions in STAND_INS.items():
         source = (h.ROOT / file).read_text()
         changed = replaced(source, functions)
-        assert all(text in changed and text not in source for text in functions.values())
-        assert replaced(changed, functions) == changed
+        assert all(text in changed and (not text or text not in source) for text in functions.values())
+        assert changed != source and replaced(changed, functions) == changed
+
+
+def test_of_a_command_line_nothing_is_left_out_but_what_no_import_runs() -> None:
+    file = "tq/train/checkpoint.py"
+    source = (h.ROOT / file).read_text()
+    module, rest = ast.parse(source).body, ast.parse(replaced(source, STAND_INS[file])).body
+    assert [ast.dump(node) for node in rest] == [ast.dump(node) for node in module[:-1]]
+    assert ast.unparse(module[-1]).startswith("if __name__ == '__main__':")
+    assert not any("tqk" in name for name in dependencies.module_sources("tq.train.checkpoint"))
+    guard = "if __name__ == '__main__':\n    print(1)\nelse:\n    x = 1\n"
+    assert replaced(guard, {"__main__": ""}) == guard  # the other branch runs on an import
 
 
 def test_decorators_and_functions_of_a_module_are_replaced_whole() -> None:

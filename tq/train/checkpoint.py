@@ -10,6 +10,8 @@ bit; where they are cut otherwise their blocks are others, so they are decoded a
 one step's coding (of m's squares, relative to a block: ``unbiased_nmse(bits)``; of v: one level of its scale). fp32 is
 exact always.
 
+``tq.train.tqk`` has the files; ``python -m tq.train.checkpoint`` is its command line.
+
 What a scheme keeps of each rank alone is filed under that rank and the number of ranks, and read by no other.
 """
 
@@ -203,3 +205,9 @@ def _read_bucket(
             pieces[name].append(shard_of(entry[key], parameter))
     store.join(done, steps, pieces, device)
     return note
+
+
+if __name__ == "__main__":  # files of checkpoints are looked into, checked and converted by this name too
+    import runpy
+
+    runpy.run_module("tq.train.tqk", run_name="__main__", alter_sys=True)

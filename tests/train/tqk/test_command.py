@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -63,3 +66,13 @@ def test_what_cannot_be_converted(tmp_path, capsys):
         assert not (tmp_path / target).exists()
     with pytest.raises(SystemExit):
         main([])
+
+
+def test_the_command_has_the_name_of_checkpoints_too(tmp_path):
+    tqk.save(tmp_path / "x.tqk", state_of())
+    lines = [
+        subprocess.run([sys.executable, "-m", module, "verify", tmp_path / "x.tqk"], capture_output=True, text=True)
+        for module in ("tq.train.tqk", "tq.train.checkpoint")
+    ]
+    assert lines[0].returncode == lines[1].returncode == 0
+    assert lines[0].stdout == lines[1].stdout == f"{tmp_path / 'x.tqk'}: whole\n" and not lines[1].stderr

@@ -1,8 +1,8 @@
-"""Functions that write a state to a file and read it back bit for bit: no source hash covers them.
+"""Functions that write a state to a file and read it back bit for bit, and a command line: no source hash covers them.
 
 A recording does not depend on how files look in which an interrupted run waits for its other half. In the place of such
 a function the hashes see the text that it had when it was taken out, so recordings from before keep their hash.
-tests/book/test_kept_states.py sees that today's function gives back the same state as the text that stands in for it.
+What stands below ``if __name__ == "__main__"`` runs on no import. tests/book/test_kept_states.py sees that today's function gives back the same state as the text that stands in for it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ _LOAD = '''\
 '''
 
 # {file: {function: the text that stands in for it}}
-STAND_INS = {"tq/train/model/loop.py": {"Trainer.save": _SAVE, "Trainer.load": _LOAD}}
+STAND_INS = {
+    "tq/train/model/loop.py": {"Trainer.save": _SAVE, "Trainer.load": _LOAD},
+    "tq/train/checkpoint.py": {"__main__": ""},
+}
 
 
 def counted(path: Path) -> bytes:
@@ -55,14 +58,19 @@ def counted(path: Path) -> bytes:
 
 
 def replaced(source: str, functions: dict[str, str]) -> str:
-    """A module's source with other texts for some of its functions and methods, named as ``Class.method``."""
+    """A module's source with other texts for some of its functions and methods, named as ``Class.method``.
+
+    ``__main__``: what stands below ``if __name__ == "__main__"``.
+    """
     lines = source.splitlines(keepends=True)
-    places: dict[str, ast.FunctionDef] = {}
+    places: dict[str, ast.FunctionDef | ast.If] = {}
     for node in ast.parse(source).body:
         inside = [(f"{node.name}.", each) for each in node.body] if isinstance(node, ast.ClassDef) else [("", node)]
         places |= {owner + each.name: each for owner, each in inside if isinstance(each, ast.FunctionDef)}
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "__name__ == '__main__'" and not node.orelse:
+            places["__main__"] = node
     for name in sorted(functions.keys() & places.keys(), key=lambda name: places[name].lineno, reverse=True):
         node = places[name]
-        first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+        first = min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", ()))])
         lines[first - 1 : node.end_lineno] = functions[name].splitlines(keepends=True)
     return "".join(lines)

@@ -1,8 +1,9 @@
 """Functions that write a state to a file and read it back bit for bit, and a command line: no source hash covers them.
 
 A recording does not depend on how files look in which an interrupted run waits for its other half. In the place of such
-a function the hashes see the text that it had when it was taken out, so recordings from before keep their hash.
-What stands below ``if __name__ == "__main__"`` runs on no import. tests/book/test_kept_states.py sees that today's function gives back the same state as the text that stands in for it.
+a function the hashes see the text that it had when it was taken out, so recordings from before keep their hash. What
+stands below ``if __name__ == "__main__"`` runs on no import, and is left out where a module got one later.
+tests/book/test_kept_states.py sees that today's function gives back the same state as the text that stands in for it.
 """
 
 from __future__ import annotations

@@ -250,7 +250,9 @@ class Page:
                 state = badge("stale", "tq-stale") if found.stale else "up to date"
                 wall = f"{found.data['wall_s']:.0f} s" if isinstance(found.data.get("wall_s"), int | float) else ""
                 place = f"_downloads/results/{view}.json"
-                data = self.link(place, str(found.path), "JSON", f"all results of {chapter} on {device}, {profile}")
+                # without the layout: all of the site is held to 40 MB
+                dense = json.dumps(found.data, ensure_ascii=False, separators=(",", ":")).encode()
+                data = self.link(place, dense, "JSON", f"all results of {chapter} on {device}, {profile}")
                 cells = [
                     html.escape(found.device_name),
                     found.date,

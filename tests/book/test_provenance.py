@@ -141,7 +141,9 @@ def test_the_list_of_recordings_names_what_was_not_measured(extension: ModuleTyp
     page = extension.Page(root, "notebooks/demo")
     text = page.recordings("demo", "cpu/quick/demo")
     assert text.count("not measured") == 2 and "NVIDIA H200" in text and "12 s" in text
-    assert "_downloads/results/cuda/full/demo.json" in page.files
+    download = page.files["_downloads/results/cuda/full/demo.json"]
+    recorded = (root / "data/results/cuda/full/demo.json").read_text(encoding="utf-8")
+    assert json.loads(download) == json.loads(recorded) and len(download) < len(recorded)
 
 
 def test_recorded_results_beside_are_those_of_today(extension: ModuleType, root: Path) -> None:

@@ -15,6 +15,7 @@ from torch import nn
 
 from tq.infer.layers import GROUPS, QuantizedLinear, part
 from tq.infer.product import BITS, Exact, Product, integers_run, plain
+from tq.infer.trellis import TrellisLinear
 from tq.kernels import blocks, token
 from tq.train.model.gpt import GPT
 
@@ -79,6 +80,8 @@ class Decoder:
         return blocks.Blocks(rows, (self._cos, self._sin), self._stream, (*settings.pop(), self._eps))
 
     def _product(self, name: str, parts: Sequence[nn.Module], integers: bool) -> Product:
+        if any(isinstance(each, TrellisLinear) for each in parts):
+            raise ValueError(f"{name} keeps paths through a trellis, which are decoded to numbers first")
         known = [each for each in parts if isinstance(each, QuantizedLinear) and each.codec.bits in BITS]
         if len(known) < len(parts) or not all(plain(each.codec) for each in known):
             raise ValueError(f"{name} has layers that are not quantized to one of {BITS} bits by the default codebook")

@@ -73,6 +73,6 @@ def direct(model: GPT) -> GPT:
     """
     changed = shared(model)
     for name, layer in list(layers(changed, head=True)):
-        if isinstance(layer, QuantizedLinear) and layer.codec.bits in (2, 3, 4) and plain(layer.codec):
+        if type(layer) is QuantizedLinear and layer.codec.bits in (2, 3, 4) and plain(layer.codec):
             put(changed, name, DirectLinear(layer.code))
     return changed

@@ -58,7 +58,18 @@ def gptq(weight_OI: Tensor, moments_II: Tensor, codec: Codec, *, damping: float 
         >>> gptq(weight, inputs.T @ inputs, Codec(bits=4, block=64)).nbytes
         576
     """
-    rows, columns = weight_OI.shape
+    w_OI, h_II = prepared(weight_OI, moments_II, codec)
+    levels, _ = lloyd_max(codec.bits, codec.block if codec.codebook == "sphere" else None)
+    levels_L = torch.tensor(levels, dtype=torch.float32)
+    index_OI, scales_ON = rounded(w_OI, corrections(h_II, damping), codec, levels_L, search)
+    scales_ON = refitted(w_OI, h_II, levels_L[index_OI], scales_ON, codec)
+    payload = pack(index_OI.view(-1, codec.block), codec.bits)
+    return Code(codec, tuple(weight_OI.shape), torch.float32, payload, scales_ON.reshape(-1), True)
+
+
+def prepared(weight_OI: Tensor, moments_II: Tensor, codec: Codec) -> tuple[Tensor, Tensor]:
+    """Weights, fp32, and moments, float64, padded to whole blocks and rotated; ValueError where they do not fit."""
+    columns = weight_OI.shape[1]
     if moments_II.shape != (columns, columns):
         raise ValueError(f"moments must be [{columns}, {columns}], got {list(moments_II.shape)}")
     if not (weight_OI.isfinite().all() and moments_II.isfinite().all()):
@@ -66,13 +77,7 @@ def gptq(weight_OI: Tensor, moments_II: Tensor, codec: Codec, *, damping: float 
     padded = -columns % codec.block
     w_OI = F.pad(weight_OI.detach().float(), (0, padded))
     h_II = F.pad(moments_II.double(), (0, padded, 0, padded))
-    w_OI, h_II = turned(w_OI, codec), turned(turned(h_II, codec).T, codec)
-    levels, _ = lloyd_max(codec.bits, codec.block if codec.codebook == "sphere" else None)
-    levels_L = torch.tensor(levels, dtype=torch.float32)
-    index_OI, scales_ON = rounded(w_OI, corrections(h_II, damping), codec, levels_L, search)
-    scales_ON = refitted(w_OI, h_II, levels_L[index_OI], scales_ON, codec)
-    payload = pack(index_OI.view(-1, codec.block), codec.bits)
-    return Code(codec, (rows, columns), torch.float32, payload, scales_ON.reshape(-1), True)
+    return turned(w_OI, codec), turned(turned(h_II, codec).T, codec)
 
 
 def turned(x_RI: Tensor, codec: Codec) -> Tensor:

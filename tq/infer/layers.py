@@ -6,6 +6,7 @@ Shapes: S sequences, T tokens, C hidden, O outputs, I inputs.
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from typing import Any
@@ -68,6 +69,10 @@ class QuantizedLinear(nn.Module):
     def decoded(self) -> Tensor:
         """Its weight as numbers, fp32 [O, I]."""
         return self.codec.decode(self.code)
+
+    def rescaled(self, scales: Tensor) -> QuantizedLinear:
+        """A layer with the same indices and other scales, of the type and shape of its own."""
+        return type(self)(dataclasses.replace(self.code, scales=scales))
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.decoded().to(x.dtype))

@@ -25,7 +25,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tq.infer.layers import QuantizedLinear, layers, put, shared
-from tq.quant.codec import Code
 from tq.train import tqk
 from tq.train.model.gpt import GPT, RMSNorm
 
@@ -52,12 +51,11 @@ class _Scaled(nn.Module):
 
     def __init__(self, layer: QuantizedLinear) -> None:
         super().__init__()
-        code, (rows, columns), block = layer.code, layer.shape, layer.codec.block
-        ones = Code(code.codec, code.shape, code.dtype, code.payload, torch.ones_like(code.scales), True)
+        (rows, columns), block = layer.shape, layer.codec.block
+        levels_OI = layer.rescaled(torch.ones_like(layer.scales)).decoded()
         self.layer, self.columns = layer, columns
-        levels_OI = F.pad(layer.codec.decode(ones), (0, -columns % block))
-        self.register_buffer("levels_ONB", levels_OI.view(rows, -1, block))
-        self.register_buffer("scales_ON", code.scales.float().view(rows, -1))
+        self.register_buffer("levels_ONB", F.pad(levels_OI, (0, -columns % block)).view(rows, -1, block))
+        self.register_buffer("scales_ON", layer.scales.float().view(rows, -1))
         self.logs_ON = nn.Parameter(torch.zeros_like(self.scales_ON))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -66,9 +64,8 @@ class _Scaled(nn.Module):
 
     def learned(self) -> QuantizedLinear:
         """The layer with the scales that were learned, in the type that they are stored in."""
-        old = self.layer.code
-        scales = (self.scales_ON * self.logs_ON.detach().exp()).reshape(-1).to(old.scales.dtype)
-        return QuantizedLinear(Code(old.codec, old.shape, old.dtype, old.payload, scales, True))
+        scales = (self.scales_ON * self.logs_ON.detach().exp()).reshape(-1).to(self.layer.scales.dtype)
+        return self.layer.rescaled(scales)
 
 
 def tune(

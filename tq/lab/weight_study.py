@@ -5,6 +5,7 @@ Shapes: S sequences, T tokens, O outputs, I inputs.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -23,12 +24,14 @@ from tq.infer import pretrained, trained
 from tq.infer.evaluate import Divergence, Reference, divergence, texts
 from tq.infer.gptq import SEARCH, corrections, gptq, refitted, rounded, turned
 from tq.infer.layers import QuantizedLinear, layers, plain_linear, rebuild
+from tq.infer.trellis import trellis
 from tq.lab.engines.catalog import COMPRESSOR
 from tq.lab.weight_rivals import Quantizer, integer_gptq, rounding
 from tq.quant.codebook import lloyd_max
 from tq.quant.codec import Codec
 from tq.quant.rotation import unrotate
 from tq.train.model.gpt import GPT
+from tq.train.model.text_sources import stdlib
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +55,11 @@ def codec(bits: int, block: int = 64, seed: int = 0) -> Codec:
 def ours(settings: Codec, search: int = SEARCH) -> Quantizer:
     """GPTQ in the rotated domain, as ``tq.infer.weights.quantize`` does it; one seed for all layers."""
     return lambda weight, moments: settings.decode(gptq(weight, moments, settings, search=search))
+
+
+def paths(settings: Codec) -> Quantizer:
+    """The same, whose weights are paths through a trellis."""
+    return lambda weight, moments: trellis(weight, moments, settings).decode()
 
 
 def nearest(settings: Codec) -> Quantizer:
@@ -155,12 +163,13 @@ class Study:
         return found
 
 
-def integers_per_token(bits: int, group: int | None = None) -> Callable[[Tensor], Tensor]:
-    """Activations as integers: a step and a zero point for each token, or for each group of a token."""
+def integers_per_token(bits: int, group: int | None = None, clip: float = 1.0) -> Callable[[Tensor], Tensor]:
+    """Activations as integers: a step and a zero point for each token, or for each group of a token; clip: as below."""
 
     def coded(x: Tensor) -> Tensor:
         parts = x if group is None else x.unflatten(-1, (-1, group))
         low, high = parts.amin(-1, keepdim=True).clamp(max=0), parts.amax(-1, keepdim=True).clamp(min=0)
+        low, high = low * clip, high * clip
         step = ((high - low) / (2**bits - 1)).clamp(min=1e-9)
         zero = (-low / step).round()
         return ((parts / step).round() + zero).clamp(0, 2**bits - 1).sub(zero).mul(step).view_as(x)
@@ -177,6 +186,27 @@ def turned_integers(bits: int, settings: Codec) -> Callable[[Tensor], Tensor]:
         rotated = turned(x.reshape(-1, x.shape[-1]).contiguous(), settings).view_as(x)
         found = inner(rotated).reshape(flat.shape)
         return unrotate(found, settings.rounds, settings.seed, settings.rotation).view_as(x)
+
+    return coded
+
+
+def wide_integers(bits: int, settings: Codec, clip: float = 1.0) -> Callable[[Tensor], Tensor]:
+    """Integers per token whose whole width is rotated: blocks as the codec does, then one orthogonal matrix over them.
+
+    clip: what part of a token's range the integers span; numbers beyond are clipped (QuaRot takes 0.9).
+    """
+    inner = integers_per_token(bits, clip=clip)
+
+    @cache
+    def across(blocks: int) -> Tensor:
+        drawn = torch.randn(blocks, blocks, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        return torch.linalg.qr(drawn)[0].float()
+
+    def coded(x: Tensor) -> Tensor:
+        width, mix = x.shape[-1], across(x.shape[-1] // settings.block)
+        parts = turned(x.reshape(-1, width).contiguous(), settings).view(-1, len(mix), settings.block)
+        found = mix.T @ inner((mix @ parts).view(-1, width)).view_as(parts)
+        return unrotate(found.view(-1, settings.block), settings.rounds, settings.seed, settings.rotation).view_as(x)
 
     return coded
 
@@ -209,14 +239,15 @@ METHODS: dict[str, Callable[[int], Quantizer]] = {
     "codec": lambda bits: nearest(codec(bits)),
     "codec, search": lambda bits: nearest(dataclasses.replace(codec(bits), search=17)),
     "ours": lambda bits: ours(codec(bits)),
+    "trellis": lambda bits: paths(codec(bits)),
 }
-CALIBRATED = ("integer GPTQ", "ours")
+CALIBRATED = ("integer GPTQ", "ours", "trellis")
 TOKENS = 4096  # of calibration
 
 
 def stored(method: str, bits: int) -> float:
     """Bits per weight that a method stores, scales and zero points included."""
-    coded = method.startswith(("codec", "ours"))
+    coded = method.startswith(("codec", "ours", "trellis"))
     return codec(bits).bits_per_element if coded else bits + (16 + bits) / GROUP
 
 
@@ -226,12 +257,33 @@ def language(name: str) -> pretrained.Language:
     return pretrained.load(MODELS[name][0]())
 
 
+def prose(name: str, count: int, length: int) -> Tensor:
+    """Windows of the docstrings of the held-out files, which read as English; those before are for other studies."""
+    said = []
+    for content in stdlib(6_000_000)[1]:
+        try:
+            tree = ast.parse(content)
+        except (SyntaxError, ValueError):
+            continue
+        nodes = (n for n in ast.walk(tree) if isinstance(n, ast.Module | ast.FunctionDef | ast.ClassDef))
+        said += [doc for node in nodes if (doc := ast.get_docstring(node)) and len(doc) > 200]
+    ids = language(name).encode("\n\n".join(said))
+    if len(ids) < 2 * count * length:
+        raise ValueError(f"{len(ids)} tokens of prose, asked for {2 * count * length}")
+    return ids[count * length : 2 * count * length].view(count, length)
+
+
 @cache
-def of(name: str, draw: int = 0, held_out: int | None = None) -> Study:
-    """The study of one of ``MODELS``, calibrated on a draw of ``TOKENS`` tokens of other files than it is judged on."""
+def of(name: str, draw: int = 0, held_out: int | None = None, domain: str = "stdlib") -> Study:
+    """The study of one of ``MODELS``, calibrated on a draw of ``TOKENS`` tokens of other files than it is judged on.
+
+    domain: "stdlib", or "prose": what is judged are English texts, not Python's sources.
+    """
     _, count, length = MODELS[name]
     calibration = texts(language(name), TOKENS // min(length, 512), min(length, 512), "train", seed=1 + draw)
-    return Study(language(name).model, calibration, texts(language(name), held_out or count, length))
+    count = held_out or count
+    judged = texts(language(name), count, length) if domain == "stdlib" else prose(name, count, length)
+    return Study(language(name).model, calibration, judged)
 
 
 def told(found: Divergence, seconds: float | None = None) -> dict[str, Any]:
@@ -240,17 +292,17 @@ def told(found: Divergence, seconds: float | None = None) -> dict[str, Any]:
     return {name: value.tolist() for name, value in means.items()} | {"agree": found.agree, "seconds": seconds}
 
 
-def outcome(name: str, method: str, bits: int, draw: int = 0) -> dict[str, Any]:
+def outcome(name: str, method: str, bits: int, draw: int = 0, domain: str = "stdlib") -> dict[str, Any]:
     """Of one of ``MODELS`` and one of ``METHODS``."""
-    judged = of(name, draw).judge(METHODS[method](bits), calibrated=method in CALIBRATED)
+    judged = of(name, draw, domain=domain).judge(METHODS[method](bits), calibrated=method in CALIBRATED)
     return told(judged.found, judged.seconds)
 
 
-def compressed(name: str, method: str, bits: int, draw: int = 0) -> dict[str, Any]:
+def compressed(name: str, method: str, bits: int, draw: int = 0, domain: str = "stdlib") -> dict[str, Any]:
     """Likewise, by a method of llm-compressor in its own environment; see ``tq.lab.engines.compress``."""
     from safetensors.torch import save_file
 
-    study = of(name, draw)
+    study = of(name, draw, domain=domain)
     with TemporaryDirectory() as folder:
         model, given, out = (Path(folder, file) for file in ("model.safetensors", "texts.safetensors", "found.npz"))
         pretrained.keep(language(name), model)

@@ -104,7 +104,8 @@ COMPRESSOR = Engine(
         "llmcompressor==0.14.0.1", "compressed-tensors==0.19.0", "transformers==5.17.0", "huggingface_hub==1.33.0",
         "accelerate==1.15.0", "auto-round==0.15.1", "datasets==5.2.0", "pyarrow==26.0.1", "loguru==0.7.3",
         "nvidia-ml-py==13.615.71", "regex==2026.11.19", "py-cpuinfo==9.0.0", "typer==0.29.2", "xxhash==4.1.0",
-        "annotated-doc==0.0.7", "shellingham==1.5.4",
+        "annotated-doc==0.0.7", "shellingham==1.5.4", "pydantic==2.14.4", "pydantic-core==2.50.5",
+        "annotated-types==0.8.0", "typing-inspection==0.4.5",
     ),
 )  # fmt: skip
 LLAMA = Engine(

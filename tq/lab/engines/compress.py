@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from llmcompressor import oneshot
+from llmcompressor.modifiers.autoround import AutoRoundModifier
 from llmcompressor.modifiers.gptq import GPTQModifier
 from llmcompressor.modifiers.quantization import QuantizationModifier
 from llmcompressor.modifiers.transform import AWQModifier, QuIPModifier, SpinQuantModifier
@@ -29,20 +30,30 @@ from tq.infer.llama import to_llama
 from tq.infer.pretrained import load
 
 setattr(torch.Tensor, "pin_memory", lambda self, *_: self)  # noqa: B010  # AWQ pins, which needs an accelerator
-METHODS = ("none", "nearest", "gptq", "awq", "spinquant", "quip")
+METHODS = ("none", "nearest", "gptq", "awq", "spinquant", "quip", "autoround")
 
 
 def recipe(method: str, bits: int, group: int) -> list[Any]:
-    """The modifiers of a method, asymmetric integers with a scale and a zero point for each group of a row."""
+    """The modifiers of a method, asymmetric integers with a scale and a zero point for each group of a row.
+
+    method: one of ``METHODS``; with " mse" after it, scales are searched for the least squared error, by the library's
+        own observer; else they span the least to the largest weight.
+    """
+    method, _, searched = method.partition(" ")
+    observer = {"observer": "memoryless_mse"} if searched else {}
     scheme = QuantizationScheme(
         targets=["Linear"],
-        weights=QuantizationArgs(num_bits=bits, type="int", symmetric=False, strategy="group", group_size=group),
+        weights=QuantizationArgs(
+            num_bits=bits, type="int", symmetric=False, strategy="group", group_size=group, **observer
+        ),
     )
     given: dict[str, Any] = {"config_groups": {"group_0": scheme}, "ignore": ["lm_head"]}
     if method == "nearest":
         return [QuantizationModifier(**given)]
     if method == "awq":
         return [AWQModifier(), QuantizationModifier(**given)]
+    if method == "autoround":
+        return [AutoRoundModifier(**given, enable_torch_compile=False)]
     gptq = GPTQModifier(**given, actorder="static")
     if method == "gptq":
         return [gptq]
@@ -58,8 +69,11 @@ def main() -> None:
     with TemporaryDirectory() as folder:  # it reads a model's settings from where it lies
         to_llama(language.model).save_pretrained(folder)
         theirs = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        if method == "autoround":
+            theirs = theirs.bfloat16()  # which is what it computes its gradients in
         if method != "none":
             quantize(theirs, given["calibration"], recipe(method, int(bits), int(group)), language.tokenizer)
+            theirs = theirs.float()
     found = divergence(reference, lambda ids: (theirs(ids, use_cache=False).logits, None))
     np.savez(out, kl=found.kl_ST, loss=found.loss_ST, reference=found.reference_ST, agree=found.agree)
 

@@ -31,6 +31,7 @@ from .simd import _INT, _INTS, LANES, _Code, _codelet, _Table, _Vector
 
 BITS = (2, 3, 4)
 RUN = 64  # numbers that are worked on together
+AHEAD = 4096  # bytes that are asked for before their turn, where a row is shorter
 MOST = 8  # vectors that go together
 _LONG, _BYTE = ir.IntType(64), ir.IntType(8)
 _BYTES64, _BYTES32, _BYTES16 = (ir.VectorType(_BYTE, n) for n in (64, 32, 16))
@@ -70,6 +71,15 @@ class _Indices:
             return self.low >> (4 * k)
         found = self.low >> (2 * k)
         return (found & 3) | ((self.high >> k) & ~3 & 0xFFFFFFFF) if self.bits == 3 else found
+
+
+def _fetch(code: _Code, address: ir.Value, offset: ir.Value) -> None:
+    """Asks for what a few rows on is read soon: rows are short, and a processor that guesses stops at their ends."""
+    b = code.b
+    flags = [ir.Constant(_INT, flag) for flag in (0, 3, 1)]  # to be read, in the first cache, data
+    type_ = ir.FunctionType(ir.VoidType(), [_BYTE.as_pointer(), *(flag.type for flag in flags)])
+    function = cgutils.get_or_insert_function(b.module, type_, "llvm.prefetch.p0")
+    b.call(function, [code.at(address, offset, _BYTE), *flags])
 
 
 def _scale(code: _Code, scales: ir.Value, offset: ir.Value, size: int) -> ir.Value:
@@ -170,6 +180,7 @@ def dot_integers(
     product = cgutils.get_or_insert_function(
         b.module, ir.FunctionType(_INTS, [_INTS, _INTS, _INTS]), "llvm.x86.avx512.vpdpbusd.512"
     )
+    ahead = b.select(b.icmp_signed("<", pitch, long(AHEAD)), long(AHEAD), long(0))
     sums = [[cgutils.alloca_once_value(b, code.constant(0.0)) for _ in range(vectors)] for _ in range(rows)]
     block_bytes = runs * RUN * bits // 8
     with cgutils.for_range(b, blocks, intp=_LONG) as loop:
@@ -185,6 +196,7 @@ def dot_integers(
             for run in range(runs):
                 low = b.add(here, long(run * RUN * (4 if bits == 4 else 2) // 8))
                 high = b.add(here, long(runs * RUN * 2 // 8 + run * RUN // 8))
+                _fetch(code, payload, b.add(low, ahead))
                 level = b.bitcast(b.call(shuffle, [table, _bytes(code, bits, payload, low, high)]), _INTS)
                 for v in range(vectors):
                     place = b.add(b.add(x_at, long(RUN * run)), b.mul(x_pitch, long(v)))

@@ -27,8 +27,8 @@ from . import cpu
 from .simd import _INTS, LANES, _Code, _codelet, _Vector
 
 LENGTH = 14  # bits of the register
-RUN = 128  # rows of one path, at most
-AROUND = 24  # rows on either side of a run's ends from which the state there is found
+RUN = 256  # rows of one path, at most
+AROUND = 64  # rows on either side of a run's ends from which the state there is found
 # places in the array of int64 that a kernel is called with; the first three are those of ``cpu``
 _W, _U, _BLOCK, _SCALES, _VALUES, _STATES, _ERROR, _ROWS, _RUNS = 3, 4, 5, 6, 7, 9, 10, 11, 12
 _STAMP = cpu._STAMP ^ int(hashlib.blake2b(Path(__file__).read_bytes(), digest_size=6).hexdigest(), 16)

@@ -14,7 +14,7 @@ import torch
 from llvmlite.binding import get_host_cpu_features
 
 from tq import Codec
-from tq.kernels import adamw, attention, blocks, cpu, gptq, logscale, matvec
+from tq.kernels import adamw, attention, blocks, cpu, gptq, logscale, matvec, path_product, trellis
 from tq.quant import dispatch
 from tq.quant.bits import unpack
 from tq.quant.rotation import rotate, unrotate
@@ -282,7 +282,7 @@ def test_the_hash_of_the_sources_is_part_of_what_is_kept():
     """Numba looks at the file of a function only; an edit of the vector code must not be answered from the disk."""
     Codec().encode(torch.ones(64), impl="cpu")
     adamw.largest([torch.ones(3)])
-    modules = (cpu, logscale, adamw, matvec, gptq, attention, blocks)  # all keep theirs there
+    modules = (cpu, logscale, adamw, matvec, gptq, attention, blocks, trellis, path_product)  # all keep theirs there
     stamps = {module.__name__: module._STAMP for module in modules}
     for kernel in [kernel for kernel in cpu._compiled_kernels if hasattr(kernel, "_pyfunc")]:  # others are one file
         of = stamps[kernel._pyfunc.__module__]

@@ -11,10 +11,11 @@ from tq.lab import matvec_speed  # noqa: E402
 
 def test_all_ways_are_timed_and_their_bytes_counted() -> None:
     found = matvec_speed.measure(256, 512, repeats=2)
-    assert {"fp32", "bf16", "read", "torch int8", "torch int4", "4 bits, exact", "2 bits, exact"} <= set(found)
+    assert {"fp32", "bf16", "read", "torch int8", "torch int4", "4 bits, exact", "2 bits, paths, exact"} <= set(found)
     for each, nbytes in found.values():
         assert len(each) == 2 and min(each) > 0 and nbytes > 0
     assert found["fp32"][1] == 4 * 256 * 512 and found["4 bits, exact"][1] == 256 * 512 * 4.25 / 8
+    assert found["4 bits, paths, exact"][1] == found["4 bits, exact"][1]
 
 
 def test_products_are_those_of_the_codes() -> None:

@@ -67,7 +67,7 @@ def quantize(
     *,
     method: str = "gptq",
     search: int = SEARCH,
-    damping: float = 0.01,
+    damping: float | None = None,
     head: Codec | None = None,
     keep: Path | None = None,
     progress: Callable[[Told], None] = lambda told: None,
@@ -80,8 +80,9 @@ def quantize(
         calibration_ST: tokens, int64 [S, T]; with method="nearest" unused.
         method: "gptq"; "nearest", as ``codec`` encodes; or "trellis", which takes two to four times as long as "gptq"
             for about half its error in the blocks, with 2, 3 or 4 bits.
-        search, damping: multipliers tried for each scale, by "gptq"; what moments get on their diagonal, in parts of
-            its mean.
+        search: multipliers tried for each scale, by "gptq".
+        damping: what moments get on their diagonal, in parts of its mean; None (default) means 0.01 for "gptq" and 0.03
+            for "trellis".
         head: codec of the head, which is never a trellis; None (default) leaves it as it is.
         keep: folder for finished blocks, so that a run that was ended goes on; None (default) keeps nothing.
         progress: called after each layer.
@@ -101,6 +102,7 @@ def quantize(
         4.5
     """
     _check(model, method, codec)
+    damped = {} if damping is None else {"damping": damping}
     names = [name for name, _ in layers(model, head is not None)]
     folder = _Folder(keep, model, codec, calibration_ST, (method, search, damping))
     kept: dict[str, dict[str, bytes]] = {}
@@ -116,14 +118,14 @@ def quantize(
             own, found, way = codec.derive(f"blocks.{number}.{_FIRST[inside]}"), kept[number].get(inside), method
         made: QuantizedLinear
         if way == "trellis":
-            paths = trellis(layer.weight, moments(), own, damping=damping) if found is None else None
+            paths = trellis(layer.weight, moments(), own, **damped) if found is None else None
             made = TrellisLinear(paths or TrellisCode.from_bytes(found or b"", own))
         elif found is not None:
             made = QuantizedLinear(Code.from_bytes(found))
         elif way == "nearest":
             made = QuantizedLinear(own.encode(layer.weight, rows=True))
         else:
-            made = QuantizedLinear(gptq(layer.weight, moments(), own, damping=damping, search=search))
+            made = QuantizedLinear(gptq(layer.weight, moments(), own, search=search, **damped))
         progress(Told(name, names.index(name) + 1, len(names)))
         return made
 

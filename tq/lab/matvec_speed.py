@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from tq.infer.layers import QuantizedLinear
+from tq.infer.path_product import PathProduct
 from tq.infer.product import BITS, Product, integers_run
+from tq.infer.trellis import TrellisCode
 from tq.lab.timing import time_calls
 from tq.quant.codec import Codec
 
@@ -39,7 +41,9 @@ def calls(rows: int, columns: int, seed: int = 0) -> dict[str, tuple[Callable[[]
     made |= _of_torch(weight, x_half)
     for bits in BITS:
         for integers in (False, True) if integers_run() else (False,):
-            made[f"{bits} bits, {'int8' if integers else 'exact'}"] = _of_codes(weight, x, bits, integers)
+            way = "int8" if integers else "exact"
+            made[f"{bits} bits, {way}"] = _of_codes(weight, x, bits, integers)
+            made[f"{bits} bits, paths, {way}"] = _of_paths(rows, x, bits, integers)
     return made
 
 
@@ -69,6 +73,15 @@ def _of_codes(weight: Tensor, x: Tensor, bits: int, integers: bool) -> tuple[Cal
         return torch.from_numpy(product.run())
 
     return call, product.nbytes
+
+
+def _of_paths(rows: int, x: Tensor, bits: int, integers: bool) -> tuple[Callable[[], Any], int]:
+    """Paths drawn at random: to find the best ones would take minutes, and a product takes as long with any."""
+    codec, columns = Codec(bits, BLOCK, scale_dtype=torch.bfloat16), x.shape[1]
+    payload = torch.randint(256, (rows * columns * bits // 8,), dtype=torch.uint8)
+    scales = torch.ones(rows * columns // BLOCK, dtype=torch.bfloat16)
+    product = PathProduct(TrellisCode(codec, (rows, columns), payload, scales), integers)
+    return (lambda: product.run(x[0])), product.nbytes
 
 
 def measure(rows: int, columns: int, repeats: int = 15) -> dict[str, tuple[list[float], int]]:

@@ -46,3 +46,10 @@ def test_tokens_are_timed() -> None:
     decoder = Decoder(decoding.quantized("book", 4), 64)
     found = decoding.rounds({"4 bits": decoder}, weight_study.language("book"), 2, beside=False)
     assert set(found) == {"4 bits"} and 0 < len(found["4 bits"]) <= 2 * decoding.TOKENS
+
+
+def test_tokens_as_a_task() -> None:
+    found = decoding.task({"name": "book", "bits": [3], "rounds": 1, "repeats": 2, "beside": False})
+    parts = found["parts"]["3 bits"]  # blocks of two widths, and a head of 4 bits
+    assert len(parts) == 3 and all(len(each) == 2 for each in parts)
+    assert found["nbytes"]["3 bits"] > 0 and len(found["seconds"]["3 bits"]) > 0

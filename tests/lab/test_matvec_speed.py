@@ -26,3 +26,13 @@ def test_products_are_those_of_the_codes() -> None:
     for _ in range(2):  # what the vector is given lies in memory that each call writes over
         found = made["4 bits, exact"][0]()
         assert 0.05 < float((found - plain).norm() / plain.norm()) < 0.15
+
+
+def test_products_of_given_widths() -> None:
+    found = matvec_speed.of_widths({(4, 128): 32, (3, 64): 16}, repeats=2)
+    assert list(found) == [(4, 128), (3, 64)] and all(len(each) == 2 and min(each) > 0 for each in found.values())
+
+
+def test_as_a_task() -> None:
+    found = matvec_speed.task({"rows": 64, "columns": 128, "repeats": 2})
+    assert found["fp32"][1] == 4 * 64 * 128 and len(found["fp32"][0]) == 2

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import time
+from typing import Any
 
 import torch
 
 from tq.infer import pretrained
 from tq.infer.decoder import Decoder
+from tq.infer.layers import QuantizedLinear, layers
 from tq.infer.pretrained import Language
 from tq.infer.weights import quantize
+from tq.lab import matvec_speed
 from tq.lab.engines.catalog import LLAMA
-from tq.lab.weight_study import codec, of
+from tq.lab.weight_study import codec, language, of
 from tq.train.model.gpt import GPT
 
 PROMPT = "The capital of France is"
@@ -56,3 +59,28 @@ def rounds(decoders: dict[str, Decoder], language: Language, count: int, beside:
             found["llama.cpp"] += llama()
     return found
 
+
+def widths(model: GPT) -> dict[tuple[int, int], int]:
+    """{(bits, columns): rows} of all quantized layers of a model, its head among them."""
+    found: dict[tuple[int, int], int] = {}
+    for _, layer in layers(model, head=True):
+        if isinstance(layer, QuantizedLinear):
+            key = layer.codec.bits, layer.shape[1]
+            found[key] = found.get(key, 0) + layer.shape[0]
+    return found
+
+
+def task(task: dict[str, Any], device: str = "cpu") -> dict[str, Any]:
+    """``rounds`` as a task: "name", "bits" (those of the decoders), "rounds", "repeats", "beside".
+
+    Returns:
+        dict: "seconds" of each token of each decoder; for each decoder "nbytes" that a token reads, and "parts": for
+            each kind of its products the seconds of each repeat of one product with as many rows.
+    """
+    models = {f"{bits} bits": quantized(task["name"], bits) for bits in task["bits"]}
+    decoders = {name: Decoder(model, 512) for name, model in models.items()}
+    timed = {name: matvec_speed.of_widths(widths(model), task["repeats"]) for name, model in models.items()}
+    parts = {name: list(each.values()) for name, each in timed.items()}
+    beside = task["beside"] and LLAMA.obstacle() is None
+    seconds_ = rounds(decoders, language(task["name"]), task["rounds"], beside)
+    return {"nbytes": {name: each.nbytes for name, each in decoders.items()}, "parts": parts, "seconds": seconds_}

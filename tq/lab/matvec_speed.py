@@ -5,7 +5,7 @@ The matrix must be larger than the last cache, or what is timed is not what a de
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -89,3 +89,22 @@ def measure(rows: int, columns: int, repeats: int = 15) -> dict[str, tuple[list[
     made = calls(rows, columns)
     timed = time_calls({name: call for name, (call, _) in made.items()}, repeats, settle=1)
     return {name: (timed[name], nbytes) for name, (_, nbytes) in made.items()}
+
+
+def of_widths(rows: Mapping[tuple[int, int], int], repeats: int = 15) -> dict[tuple[int, int], list[float]]:
+    """{(bits, columns): seconds of each repeat} of products in integers, where they run, with random codes.
+
+    rows: of each of them.
+    """
+    products = {}
+    for (bits, columns), count in rows.items():
+        weight = torch.randn(count, columns, generator=torch.Generator().manual_seed(columns))
+        codec = Codec(bits, BLOCK, "mse", scale_dtype=torch.bfloat16)
+        products[bits, columns] = Product([QuantizedLinear(codec.encode(weight, rows=True))], integers_run())
+    timed = time_calls({str(key): product.run for key, product in products.items()}, repeats, settle=1)
+    return {key: timed[str(key)] for key in products}
+
+
+def task(task: dict[str, Any], device: str = "cpu") -> dict[str, Any]:
+    """``measure`` as a task: "rows", "columns", "repeats"."""
+    return {way: list(each) for way, each in measure(task["rows"], task["columns"], task["repeats"]).items()}

@@ -1,7 +1,7 @@
 """All blocks of a decoder for one token, in one call: threads go from phase to phase without Python between them.
 
-A phase is a norm, a product, an attention. Threads take its pieces until none is left, and wait until all are done:
-any number of threads comes through, also one alone.
+A phase is a norm, a product, an attention; products are those of ``matvec`` or of ``path_product``. Threads take the
+pieces of a phase until none is left, and wait until all are done: any number of threads comes through, also one alone.
 
 Shapes: I, O of a product; K key/value heads, D head size, T' places of the caches.
 """
@@ -21,7 +21,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from . import cpu, matvec, token
+from . import cpu, matvec, path_product, token
 from .simd import _codelet, take_next
 
 PHASES, PIECES = 9, 8  # of a block; of a product
@@ -34,7 +34,7 @@ _ROUNDS = 19
 _MORE, _FIRST_NORM, _SECOND_NORM, _KEYS, _VALUES, _PRODUCTS = range(6)
 _X, _SIGNS, _EXACT, _WHOLE, _SCALES, _SUMS, _Y, _ARGUMENTS, _COLUMNS, _OUTPUTS, _OF_PRODUCT = range(11)
 _ROW = _PRODUCTS + 4 * _OF_PRODUCT
-_STAMP = matvec._STAMP ^ int(
+_STAMP = matvec._STAMP ^ path_product._STAMP ^ int(
     hashlib.blake2b(b"".join(Path(m).read_bytes() for m in (__file__, token.__file__)), digest_size=6).hexdigest(), 16
 )
 _njit = numba.njit(error_model="numpy")
@@ -76,19 +76,37 @@ def _floats(address, size):
 
 
 @_njit
-def _give(given, row, number, integers):
-    """A product's vector, as the product reads it."""
-    at, block = _PRODUCTS + _OF_PRODUCT * number, given[_BLOCK]
-    columns, step = row[at + _COLUMNS], np.float32(given[_STEP : _STEP + 1].view(np.float64)[0])
-    x, signs = _floats(row[at + _X], columns), cpu._array(row[at + _SIGNS], (given[_ROUNDS], block), np.float32)
-    token._turned(x, signs)
-    if len(integers) == 1:
-        token._laid_out(x, given[_LANES], _floats(row[at + _EXACT], columns))
+def _turned(given, row, number):
+    """A product's vector, rotated in place; the step of its levels."""
+    at = _PRODUCTS + _OF_PRODUCT * number
+    x = _floats(row[at + _X], row[at + _COLUMNS])
+    token._turned(x, cpu._array(row[at + _SIGNS], (given[_ROUNDS], given[_BLOCK]), np.float32))
+    return x, np.float32(given[_STEP : _STEP + 1].view(np.float64)[0])
+
+
+@_njit
+def _give_codes(given, row, number, ways):
+    """A product's vector, as ``matvec`` reads it."""
+    at, block, (x, step) = _PRODUCTS + _OF_PRODUCT * number, given[_BLOCK], _turned(given, row, number)
+    if len(ways) == 1:
+        token._laid_out(x, given[_LANES], _floats(row[at + _EXACT], x.size))
     else:
-        blocks = columns // block
-        whole, sums = cpu._array(row[at + _WHOLE], (columns,), np.int8), (blocks, 16)
+        blocks = x.size // block
+        whole, sums = cpu._array(row[at + _WHOLE], (x.size,), np.int8), (blocks, 16)
         token._whole(x, block, given[_LANES], step, whole, _floats(row[at + _SCALES], blocks),
                      cpu._array(row[at + _SUMS], sums, np.int32))  # fmt: skip
+
+
+@_njit
+def _give_paths(given, row, number, ways):
+    """A product's vector, as ``path_product`` reads it."""
+    at, block, (x, step) = _PRODUCTS + _OF_PRODUCT * number, given[_BLOCK], _turned(given, row, number)
+    if len(ways) == 1:
+        _floats(row[at + _EXACT], x.size)[:] = x
+    else:
+        blocks, words = x.size // block, cpu._array(row[at + _WHOLE], (x.size,), np.int32)
+        sums = cpu._array(row[at + _SUMS], (blocks,), np.int32)
+        token._words(x, block, step, words, _floats(row[at + _SCALES], blocks), sums)
 
 
 @_njit
@@ -113,7 +131,7 @@ def _attend(given, row, piece):
 
 
 @_njit
-def _product(row, number, piece, bits, rows, runs, size, integers):
+def _multiply_codes(row, number, piece, bits, rows, runs, size, ways):
     """A share of a product's rows."""
     at, one = _PRODUCTS + _OF_PRODUCT * number, (0,)
     given, outputs = cpu._array(row[at + _ARGUMENTS], (cpu._FIELDS,), np.int64), row[at + _OUTPUTS]
@@ -122,13 +140,13 @@ def _product(row, number, piece, bits, rows, runs, size, integers):
     r, end = groups * piece // PIECES * together, min(groups * (piece + 1) // PIECES * together, outputs)
     while r < end:
         if r + together <= end:
-            if len(integers) == 1:
+            if len(ways) == 1:
                 matvec._exact(given, r, bits, rows, one, runs, size)
             else:
                 matvec._rounded(given, r, bits, rows, one, runs, size)
             r += together
         else:
-            if len(integers) == 1:
+            if len(ways) == 1:
                 matvec._exact(given, r, bits, one, one, runs, size)
             else:
                 matvec._rounded(given, r, bits, one, one, runs, size)
@@ -136,36 +154,51 @@ def _product(row, number, piece, bits, rows, runs, size, integers):
 
 
 @_njit
-def _pieces(phase, heads):
-    return heads if phase == 2 else PIECES if phase in (1, 4, 6, 8) else 1
+def _multiply_paths(row, number, piece, bits, rows, runs, size, ways):
+    """Likewise."""
+    at = _PRODUCTS + _OF_PRODUCT * number
+    path_product._rows(cpu._array(row[at + _ARGUMENTS], (cpu._FIELDS,), np.int64), piece, bits, size, ways)
 
 
 @_njit
-def _do(given, row, phase, piece, bits, rows, runs, size, integers):
+def _pieces_of_codes(row, number):
+    return PIECES
+
+
+@_njit
+def _pieces_of_paths(row, number):
+    at = _PRODUCTS + _OF_PRODUCT * number
+    return cpu._array(row[at + _ARGUMENTS], (cpu._FIELDS,), np.int64)[path_product._ENTRIES]
+
+
+@_njit
+def _between(given, row, phase, piece):
+    """What is done between products; the number of the product whose vector is then complete, or -1."""
     if phase == 0:
         _norm(given, row, row[_MORE], row[_FIRST_NORM], 0)
-        _give(given, row, 0, integers)
-    elif phase == 2:
+        return 0
+    if phase == 2:
         _attend(given, row, piece)
-    elif phase == 3:
-        _give(given, row, 1, integers)
-    elif phase == 5:
+        return -1
+    if phase == 3:
+        return 1
+    if phase == 5:
         _norm(given, row, row[_PRODUCTS + _OF_PRODUCT + _Y], row[_SECOND_NORM], 2)
-        _give(given, row, 2, integers)
-    elif phase == 7:
-        third, fourth = _PRODUCTS + 2 * _OF_PRODUCT, _PRODUCTS + 3 * _OF_PRODUCT
-        width = row[fourth + _COLUMNS]
-        token.silu_gate(_floats(row[third + _Y], 2 * width), _floats(row[fourth + _X], width))
-        _give(given, row, 3, integers)
-    else:
-        _product(row, phase // 2 - (phase > 1), piece, bits, rows, runs, size, integers)
+        return 2
+    third, fourth = _PRODUCTS + 2 * _OF_PRODUCT, _PRODUCTS + 3 * _OF_PRODUCT
+    width = row[fourth + _COLUMNS]
+    token.silu_gate(_floats(row[third + _Y], 2 * width), _floats(row[fourth + _X], width))
+    return 3
 
 
 @cache
-def _kernel(bits_: int, runs_: int, size_: int, integers_: bool) -> Callable[[int], None]:
+def _kernel(bits_: int, runs_: int, size_: int, integers: bool, paths: bool) -> Callable[[int], None]:
     """The kernel of bits, runs of 64 in a block, bytes of a scale, and kind of products."""
     bits, runs, size, stamp = (0,) * bits_, (0,) * runs_, (0,) * size_, _STAMP
-    rows, integers = (0,) * matvec.rows_together(1), (0,) * (2 if integers_ else 1)
+    rows, ways = (0,) * matvec.rows_together(1), (0,) * (2 if integers else 1)
+    give, multiply, parts = _give_codes, _multiply_codes, _pieces_of_codes
+    if paths:
+        give, multiply, parts = _give_paths, _multiply_paths, _pieces_of_paths
 
     def body(arguments):
         given = numba.carray(arguments, cpu._FIELDS)
@@ -173,10 +206,17 @@ def _kernel(bits_: int, runs_: int, size_: int, integers_: bool) -> Callable[[in
         while stamp and layer < given[_LAYERS]:
             row = cpu._array(given[_ROWS_AT] + 8 * _ROW * layer, (_ROW,), np.int64)
             for phase in range(PHASES):
-                counter, pieces = given[_COUNTERS] + 16 * (layer * PHASES + phase), _pieces(phase, given[_HEADS])
+                product = phase // 2 - (phase > 1) if phase in (1, 4, 6, 8) else -1
+                pieces = parts(row, product) if product >= 0 else given[_HEADS] if phase == 2 else 1
+                counter = given[_COUNTERS] + 16 * (layer * PHASES + phase)
                 piece = take_next(counter)
                 while piece < pieces:
-                    _do(given, row, phase, piece, bits, rows, runs, size, integers)
+                    if product >= 0:
+                        multiply(row, product, piece, bits, rows, runs, size, ways)
+                    else:
+                        ready = _between(given, row, phase, piece)
+                        if ready >= 0:
+                            give(given, row, ready, ways)
                     _finish(counter + 8)
                     piece = take_next(counter)
                 while _reached(counter + 8) < pieces:
@@ -196,7 +236,8 @@ class Blocks:
             (x, signs, exact, whole, scales, sums, y, arguments), as ``matvec`` and ``token`` take them.
         tables: cosines and sines, fp32 [T', D / 2].
         stream: fp32 [C].
-        settings: (bits, bytes of a scale, lanes, step, eps), of all products.
+        settings: (bits, bytes of a scale, lanes, step, eps), of all products; lanes: 0 where they are of paths, with or
+            without integers.
     """
 
     def __init__(
@@ -222,7 +263,8 @@ class Blocks:
             cpu._BLOCKS: cpu._GROUP * PIECES,
         }  # fmt: skip
         self._given, self._held = cpu._arguments(values_), (rows, table, nothing, stream)
-        self._kernel = _kernel(bits, signs.shape[1] // matvec.RUN, size, step != 0)
+        integers, paths = not rows[0][3][0][2].size, lanes == 0  # without a vector of fp32 it is one of integers
+        self._kernel = _kernel(bits, signs.shape[1] // matvec.RUN, size, integers, paths)
 
     def run(self, at: int) -> None:
         """The token at place ``at``: the stream goes through all blocks, but for what the last one adds."""

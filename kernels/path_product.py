@@ -10,7 +10,7 @@ Shapes: O rows, a multiple of 16; C columns, a multiple of the block; N blocks o
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,10 @@ FACTOR, SUMMAND = 34038481, 76625530  # as in ``tq.infer.trellis``
 _LONG, _BYTES16, _BYTES64 = ir.IntType(64), ir.VectorType(ir.IntType(8), 16), ir.VectorType(ir.IntType(8), 64)
 _SHORTS16, _SHORT = ir.VectorType(ir.IntType(16), LANES), ir.IntType(16)
 # places in the array of int64 that a kernel is called with; the first three are those of ``cpu``
-_PAYLOAD, _SCALES, _BLOCK, _X, _X_SCALES, _SUMS, _OUT, _COUNT, _ROWS, _RUNS = 3, 4, 5, 6, 7, 9, 10, 11, 12, 13
+_TABLE, _ENTRIES, _BLOCK, _X, _X_SCALES, _SUMS, _COUNT = 3, 4, 5, 6, 7, 9, 10
+# of an entry of the table: some rows of a run that are worked on together
+_PAYLOAD, _PITCH, _SCALES, _STRIDE, _OUT, _GROUPS, _FIRST = range(7)
+_ENTRY = 7
 _STAMP = trellis._STAMP ^ int(hashlib.blake2b(Path(__file__).read_bytes(), digest_size=6).hexdigest(), 16)
 _njit = numba.njit(error_model="numpy")
 
@@ -119,32 +122,42 @@ def block(code, columns, pitch, x, count, scales, x_scale, offset, out, bits, gr
 
 
 @_njit
-def _block(given, columns, pitch, n, scales, out, groups, bits, size, ways):
-    """One block of columns for all groups of a run, four together."""
-    x, count = given[_X] + 4 * n * given[_BLOCK], given[_BLOCK]
+def _some(at, scales, out, n, given, entry, k, bits, size, ways):
+    """One block of columns for at most four groups of an entry, from group ``k`` on; how many they were."""
+    x, count, pitch = given[_X] + 4 * n * given[_BLOCK], given[_BLOCK], entry[_PITCH]
     x_scale = cpu._array(given[_X_SCALES], (given[_COUNT],), np.float32)[n]
-    offset = cpu._array(given[_SUMS], (given[_COUNT],), np.int64)[n]
-    if groups < 4:
-        for k in range(groups):
-            at, place, target = columns + k * 2 * len(bits), scales + k * LANES * len(size), out + k * 4 * LANES
-            if k:
-                block(at, pitch, x, count, place, x_scale, offset, target, bits, 1, 0, size, ways)
-            else:
-                block(at, pitch, x, count, place, x_scale, offset, target, bits, 1, 1, size, ways)
-        return
-    block(columns, pitch, x, count, scales, x_scale, offset, out, bits, 4, 1, size, ways)
-    k = 4
-    while k < groups:
-        at, place, target = columns + k * 2 * len(bits), scales + k * LANES * len(size), out + k * 4 * LANES
-        if k + 4 <= groups:
-            block(at, pitch, x, count, place, x_scale, offset, target, bits, 4, 0, size, ways)
-            k += 4
-        elif k + 2 <= groups:
-            block(at, pitch, x, count, place, x_scale, offset, target, bits, 2, 0, size, ways)
-            k += 2
+    offset = np.int64(cpu._array(given[_SUMS], (given[_COUNT],), np.int32)[n])
+    left, first = entry[_GROUPS] - k, entry[_FIRST] == 1 and k == 0
+    if left >= 4:
+        if first:
+            block(at, pitch, x, count, scales, x_scale, offset, out, bits, 4, 1, size, ways)
         else:
-            block(at, pitch, x, count, place, x_scale, offset, target, bits, 1, 0, size, ways)
-            k += 1
+            block(at, pitch, x, count, scales, x_scale, offset, out, bits, 4, 0, size, ways)
+        return 4
+    if left >= 2:
+        if first:
+            block(at, pitch, x, count, scales, x_scale, offset, out, bits, 2, 1, size, ways)
+        else:
+            block(at, pitch, x, count, scales, x_scale, offset, out, bits, 2, 0, size, ways)
+        return 2
+    if first:
+        block(at, pitch, x, count, scales, x_scale, offset, out, bits, 1, 1, size, ways)
+    else:
+        block(at, pitch, x, count, scales, x_scale, offset, out, bits, 1, 0, size, ways)
+    return 1
+
+
+@_njit
+def _rows(given, number, bits, size, ways):
+    """The products of the rows of one entry."""
+    entry = cpu._array(given[_TABLE] + 8 * _ENTRY * number, (_ENTRY,), np.int64)
+    cpu._array(entry[_OUT], (LANES * entry[_GROUPS],), np.float32)[:] = 0
+    for n in range(given[_COUNT]):
+        columns, scales = entry[_PAYLOAD] + n * given[_BLOCK] * entry[_PITCH], entry[_SCALES] + n * entry[_STRIDE]
+        k = 0
+        while k < entry[_GROUPS]:
+            at, place, out = columns + 2 * len(bits) * k, scales + LANES * len(size) * k, entry[_OUT] + 4 * LANES * k
+            k += _some(at, place, out, n, given, entry, k, bits, size, ways)
 
 
 @cache
@@ -154,21 +167,12 @@ def _kernel(bits_: int, size_: int, integers: bool) -> Callable[[int], None]:
 
     def body(arguments):
         given = numba.carray(arguments, cpu._FIELDS)
-        rows, runs, count = given[_ROWS], given[_RUNS], given[_COUNT]
-        out = cpu._array(given[_OUT], (rows,), np.float32)
         while stamp:
             first, last = cpu._piece(given)
             if first == last:
                 break
-            for run in range(first, last):
-                start, end = trellis.edge(rows, runs, run), trellis.edge(rows, runs, run + 1)
-                pitch = (end - start) * bits_ // 8
-                payload = given[_PAYLOAD] + start * count * given[_BLOCK] * bits_ // 8
-                out[start:end] = 0
-                for n in range(count):
-                    columns, scales = payload + n * given[_BLOCK] * pitch, given[_SCALES] + (n * rows + start) * size_
-                    place, groups = given[_OUT] + 4 * start, (end - start) // LANES
-                    _block(given, columns, pitch, n, scales, place, groups, bits, size, ways)
+            for number in range(first, last):
+                _rows(given, number, bits, size, ways)
 
     compiled = cpu._compiled(body)
     cpu._compiled_kernels.append(compiled)
@@ -176,28 +180,40 @@ def _kernel(bits_: int, size_: int, integers: bool) -> Callable[[int], None]:
 
 
 def prepared(
-    payload: np.ndarray, scales_NO: np.ndarray, x: np.ndarray, x_scales: np.ndarray, sums: np.ndarray, out: np.ndarray,
-    bits: int, block: int, size: int,
+    parts: Sequence[tuple[np.ndarray, np.ndarray]], x: np.ndarray, x_scales: np.ndarray, sums: np.ndarray,
+    out: np.ndarray, bits: int, block: int, together: int,
 ) -> Callable[[], None]:  # fmt: skip
-    """A product as a call, again and again, on what the same memory then holds.
+    """A product with matrices that lie below each other, again and again, on what the same memory then holds.
 
-    payload: uint8, with 16 bytes more at its end than are used; scales_NO: [N, O], fp32 or the bits of bf16, ``size``
-    bytes each; x: [C], fp32, or int32 of four times the same byte; x_scales: fp32 [N], times the step of the values;
-    sums: int64 [N], for integers: -510 times the sum of the vector's bytes; out: fp32 [O]. All contiguous.
+    parts: of each matrix the payload, uint8, with 16 bytes more at its end than are used, and the scales [N, rows],
+    fp32 or the bits of bf16; rows a multiple of 16. x: [C], fp32, or int32 of four times the same byte; x_scales: fp32
+    [N], times the step of the values; sums: int32 [N], for integers: -510 times the sum of the vector's bytes; out:
+    fp32, of all rows. together: groups of 16 rows that one thread works on, at most. All contiguous.
     """
-    rows, count = len(out), len(x_scales)
-    integers = x.dtype == np.int32
-    arrays = {_PAYLOAD: payload, _SCALES: scales_NO, _X: x, _X_SCALES: x_scales, _SUMS: sums, _OUT: out}
-    assert all(array.flags.c_contiguous for array in arrays.values()) and rows % LANES == 0
-    assert payload.nbytes == rows * count * block * bits // 8 + 16 and scales_NO.size == count * rows
-    runs = trellis.runs_of(rows)
+    count, entries, size = len(x_scales), [], parts[0][1].itemsize
+    assert all(array.flags.c_contiguous for each in ((x, x_scales, sums, out), *parts) for array in each)
+    assert sums.dtype == np.int32 and sum(scales.shape[1] for _, scales in parts) == len(out)
+    at = out.ctypes.data
+    for payload, scales in parts:
+        rows = scales.shape[1]
+        assert rows % LANES == 0 and len(scales) == count and scales.itemsize == size
+        assert payload.nbytes == rows * count * block * bits // 8 + 16
+        for start, end in trellis._runs(rows):
+            pitch, begin = (end - start) * bits // 8, payload.ctypes.data + start * count * block * bits // 8
+            for first in range(start, end, LANES * together):
+                groups = min(end - first, LANES * together) // LANES
+                places = begin + (first - start) * bits // 8, pitch, scales.ctypes.data + first * size, rows * size
+                entries.append((*places, at + 4 * first, groups, int(first == start)))
+        at += 4 * rows
+    table, integers = np.array(entries, np.int64), x.dtype == np.int32
+    arrays = {_TABLE: table, _X: x, _X_SCALES: x_scales, _SUMS: sums}
     values: dict[int, Any] = {place: array.ctypes.data for place, array in arrays.items()}
-    values |= {_BLOCK: block, _COUNT: count, _ROWS: rows, _RUNS: runs, cpu._BLOCKS: cpu._GROUP * runs}
-    given, kernel = cpu._arguments(values), _kernel(bits, size, integers)
+    values |= {_BLOCK: block, _COUNT: count, _ENTRIES: len(table), cpu._BLOCKS: cpu._GROUP * len(table)}
+    given, kernel, elements = cpu._arguments(values), _kernel(bits, size, integers), len(out) * count * block
 
     def call() -> None:
         given[cpu._NEXT] = 0
-        cpu._run(kernel, given, rows * count * block)
+        cpu._run(kernel, given, elements)
 
-    call.held = arrays  # type: ignore[attr-defined]  # what the addresses are of
+    call.given, call.held = given, (arrays, parts, out)  # type: ignore[attr-defined]  # what addresses are of
     return call

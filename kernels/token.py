@@ -40,6 +40,28 @@ def to_bytes(code, x, values, scale, total, step, vectors, lanes):
     x: fp32; values: int8; scale: where the scale goes, fp32, times ``step``; total: where -128 times the sum goes, an
     int32.
     """
+    b, whole = code.b, _rounded(code, x, scale, total, step, vectors, -128)
+    each = 64 // lanes
+    order = [each * (at % lanes) + at // lanes for at in range(64)]
+    for run in range(vectors // 4):
+        found = _joined(code, [b.trunc(v.value, ir.VectorType(ir.IntType(8), LANES)) for v in whole[4 * run :][:4]])
+        places = ir.Constant(ir.VectorType(_INT, 64), order)
+        found = b.shuffle_vector(found, ir.Constant(found.type, ir.Undefined), places)
+        b.store(found, code.at(values, 64 * run, found.type), align=1)
+
+
+@_codelet("vectors")
+def to_words(code, x, words, scale, total, step, vectors):
+    """Likewise in their own order, each as a word of four times the same byte; total: -510 times the sum."""
+    for k, v in enumerate(_rounded(code, x, scale, total, step, vectors, -510)):
+        four = code.b.mul((v & 0xFF).value, ir.Constant(_INTS, [0x01010101] * LANES))
+        code.store(_Vector(code, four), words, 64 * k)
+
+
+def _rounded(
+    code: _Code, x: ir.Value, scale: ir.Value, total: ir.Value, step: ir.Value, vectors: int, times: int
+) -> list[_Vector]:
+    """Numbers as integers up to 127; stores their scale times ``step``, and ``times`` times their sum."""
     b, given = code.b, [code.load(x, 64 * k) for k in range(vectors)]
     largest = code.call("llvm.fabs.v16f32", given[0])
     for v in given[1:]:
@@ -48,9 +70,8 @@ def to_bytes(code, x, values, scale, total, step, vectors, lanes):
         partner = code.shuffle(largest, largest, [lane ^ half for lane in range(LANES)])
         largest = code.call("llvm.maxnum.v16f32", largest, partner)
     most = b.extract_element(largest.value, ir.Constant(_INT, 0))
-    most_ = ir.Constant(most.type, 127.0)
-    inverse = code.splat(b.select(b.fcmp_ordered(">", most, ir.Constant(most.type, 0.0)), b.fdiv(most_, most),
-                                  ir.Constant(most.type, 0.0)))  # fmt: skip
+    end, zero = (ir.Constant(most.type, value) for value in (127.0, 0.0))
+    inverse = code.splat(b.select(b.fcmp_ordered(">", most, zero), b.fdiv(end, most), zero))
     whole = [_Vector(code, b.fptosi(code.call("llvm.rint.v16f32", v * inverse).value, _INTS)) for v in given]
     summed = whole[0]
     for v in whole[1:]:
@@ -58,15 +79,9 @@ def to_bytes(code, x, values, scale, total, step, vectors, lanes):
     for half in (8, 4, 2, 1):
         summed = summed + code.shuffle(summed, summed, [lane ^ half for lane in range(LANES)])
     sum_ = b.extract_element(summed.value, ir.Constant(_INT, 0))
-    b.store(b.mul(sum_, ir.Constant(_INT, -128)), code.at(total, 0, _INT), align=4)
-    b.store(b.fmul(b.fdiv(most, most_), step), code.at(scale, 0, most.type), align=4)
-    each = 64 // lanes
-    order = [each * (at % lanes) + at // lanes for at in range(64)]
-    for run in range(vectors // 4):
-        found = _joined(code, [b.trunc(v.value, ir.VectorType(ir.IntType(8), LANES)) for v in whole[4 * run :][:4]])
-        places = ir.Constant(ir.VectorType(_INT, 64), order)
-        found = b.shuffle_vector(found, ir.Constant(found.type, ir.Undefined), places)
-        b.store(found, code.at(values, 64 * run, found.type), align=1)
+    b.store(b.mul(sum_, ir.Constant(_INT, times)), code.at(total, 0, _INT), align=4)
+    b.store(b.fmul(b.fdiv(most, end), step), code.at(scale, 0, most.type), align=4)
+    return whole
 
 
 def _joined(code: _Code, parts: list[ir.Value]) -> ir.Value:
@@ -170,6 +185,34 @@ def _whole_of_any(part, lanes, step, values, scales, sums, n):
         total += np.int32(part[i])
     _laid_out(part, lanes, values)
     scales[n], sums[n, 0] = largest / np.float32(127) * step, np.int32(-128) * total
+
+
+@_inline
+def _words(x, block, step, words, scales, sums):
+    """Integers of 8 bits with a scale for each block, as ``path_product`` reads them.
+
+    words: int32 [I]; scales: fp32 [N]; sums: int32 [N].
+    """
+    for n in range(x.size // block):
+        at, to = cpu._address(x) + 4 * n * block, cpu._address(words) + 4 * n * block
+        scale, total = cpu._address(scales) + 4 * n, cpu._address(sums) + 4 * n
+        if block == 64:
+            to_words(at, to, scale, total, step, 4)
+        elif block == 128:
+            to_words(at, to, scale, total, step, 8)
+        else:
+            to_words(at, to, scale, total, step, 16)
+
+
+@numba.njit(**_OPTIONS)
+def give_paths(x, signs, step, integers, exact, words, scales, sums):
+    """A vector, fp32 [I], which is written over, as a product with paths reads it: exact, fp32 [I]; or, in integers,
+    words, int32 [I], scales, fp32 [N], sums, int32 [N]. step: that of the values."""
+    _turned(x, signs)
+    if integers:
+        _words(x, signs.shape[1], step, words, scales, sums)
+    else:
+        exact[:] = x
 
 
 @numba.njit(**_OPTIONS)

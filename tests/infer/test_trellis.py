@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -17,14 +17,17 @@ from tq.infer.decoder import Decoder
 from tq.infer.direct import direct
 from tq.infer.evaluate import divergence
 from tq.infer.gptq import gptq, output_error
-from tq.infer.layers import QuantizedLinear, layers, stored_bits
+from tq.infer.layers import QuantizedLinear, layers, put, shared, stored_bits
+from tq.infer.path_product import PathProduct
+from tq.infer.product import integers_run
 from tq.infer.trellis import TrellisCode, TrellisLinear, trellis, values
 from tq.infer.tuning import tune
-from tq.infer.weights import Told, load, quantize, save
+from tq.infer.weights import Told, decoded, load, quantize, save
 from tq.kernels import path_product
 from tq.kernels import trellis as kernel
 from tq.train.model import GPT, GPTConfig
 
+Ways = pytest.mark.parametrize("integers", (False, True))
 CODEC = Codec(bits=3, block=64, scale_dtype=torch.bfloat16)
 
 
@@ -181,12 +184,26 @@ def test_scales_of_paths_are_learned_too(model: GPT, small: GPT) -> None:
     assert all(torch.equal(a.payload, b.payload) for (_, a), (_, b) in zip(layers(better), layers(small), strict=True))
 
 
+@Ways
+def test_a_decoder_reads_paths(integers: bool) -> None:
+    if integers and not integers_run():
+        pytest.skip("needs a processor with AVX-512 VNNI")
+    shape = {"layers": 2, "hidden": 128, "heads": 4, "kv_heads": 2, "vocab": 97, "seq": 48, "ffn": 320}
+    of_paths = quantize(sharp(GPTConfig(**shape, activation="swiglu"), 4), CODEC, ids(16), method="trellis", head=CODEC)
+    wanted, decoder = decoded(of_paths.requires_grad_(False))(ids(1))[0][0], Decoder(of_paths, integers=integers)
+    found = torch.stack([torch.from_numpy(decoder.step(number).copy()) for number in ids(1)[0].tolist()])
+    assert float((found - wanted).norm() / wanted.norm()) < (0.05 if integers else 1e-4)
+    assert decoder.nbytes == sum(b.nbytes for n, b in of_paths.named_buffers() if n.endswith(("payload", "scales")))
+
+
 def test_who_cannot_read_paths_says_so(model: GPT, small: GPT) -> None:
-    with pytest.raises(ValueError, match="keeps paths through a trellis"):
-        Decoder(small)
     assert all(type(each) is TrellisLinear for _, each in layers(direct(small)))
     with pytest.raises(ValueError, match="a trellis has 2, 3, 4 bits a weight, got 8"):
         quantize(model, Codec(bits=8, block=64), ids(1), method="trellis")
+    mixed = shared(small)
+    put(mixed, "blocks.0.mlp.up", QuantizedLinear(CODEC.encode(model.blocks[0].mlp.up.weight, rows=True)))
+    with pytest.raises(ValueError, match="codes of one kind"):
+        Decoder(mixed)
 
 
 def test_the_head_has_codes(model: GPT) -> None:
@@ -202,32 +219,49 @@ def of(rows: int, columns: int, bits: int, scales: torch.dtype) -> TrellisCode:
     return TrellisCode(codec, (rows, columns), payload, drawn.to(scales))
 
 
-SHAPES = ((16, 64), (256, 64), (40, 192), (200, 130), (576, 128), (352, 64))
-Ways = pytest.mark.parametrize("integers", (False, True))
+SHAPES = ((16, 64), (256, 64), (48, 192), (208, 128), (576, 128), (1056, 64))
 
 
 @Ways
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("bits", (2, 3, 4))
 def test_products_are_those_of_the_decoded_matrix(shape: tuple[int, int], bits: int, integers: bool) -> None:
-    product = _product(integers)
     for dtype in (torch.bfloat16, torch.float32):
         code = of(*shape, bits, dtype)
-        run = product(code)
+        product = made([code], integers)
         for seed in range(2):  # in the same memory
-            x = torch.randn(shape[1], generator=torch.Generator().manual_seed(seed))
-            wanted = code.decode() @ x
-            wrong = float((run(x) - wanted).norm() / wanted.norm())
-            assert wrong < (0.012 if integers else 2e-6)
+            check(product, code.decode(), integers, seed)
 
 
-def _product(integers: bool) -> Callable[[TrellisCode], Callable[[Tensor], Tensor]]:
-    from tq.infer.path_product import PathProduct
-    from tq.infer.product import integers_run
+@Ways
+def test_matrices_below_each_other(integers: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = [of(rows, 128, 3, torch.bfloat16) for rows in (576, 16, 320)]
+    whole = torch.cat([code.decode() for code in parts])
+    check(made(parts, integers), whole, integers)
+    monkeypatch.setattr("tq.infer.path_product._LARGE", 0)  # as of large matrices
+    check(made(parts, integers), whole, integers)
 
+
+def made(parts: list[TrellisCode], integers: bool) -> PathProduct:
     if integers and not integers_run():
         pytest.skip("needs a processor with AVX-512 VNNI")
-    return lambda code: PathProduct(code, integers).run
+    return PathProduct(parts, integers)
+
+
+def check(product: PathProduct, matrix: Tensor, integers: bool, seed: int = 0) -> None:
+    x = torch.randn(matrix.shape[1], generator=torch.Generator().manual_seed(seed))
+    product.x[:] = x.numpy()
+    wrong = torch.from_numpy(product.run()) - matrix @ x
+    assert float(wrong.norm() / (matrix @ x).norm()) < (0.012 if integers else 2e-6)
+
+
+def test_products_of_what_does_not_fit() -> None:
+    for code in (of(40, 64, 3, torch.float32), of(32, 100, 3, torch.float32)):
+        with pytest.raises(ValueError, match="16 must divide the rows"):
+            PathProduct([code], False)
+    with pytest.raises(ValueError, match="known are Hadamard rotations"):
+        haar = Codec(3, 64, rotation="haar", scale_dtype=torch.float32)
+        PathProduct([dataclasses.replace(of(32, 64, 3, torch.float32), codec=haar)], False)
 
 
 def test_without_instructions_that_add_up_bytes_sums_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,7 +269,9 @@ def test_without_instructions_that_add_up_bytes_sums_are_the_same(monkeypatch: p
 
     code = of(128, 64, 3, torch.float32)
     x = torch.randn(64, generator=torch.Generator().manual_seed(0))
-    wanted = _product(False)(code)(x).clone()
+    product = PathProduct([code], False)
+    product.x[:] = x.numpy()
+    wanted = product.run().copy()
     real = simd._Code.__init__
 
     def plain(self: simd._Code, *given: object) -> None:
@@ -246,6 +282,8 @@ def test_without_instructions_that_add_up_bytes_sums_are_the_same(monkeypatch: p
     path_product._kernel.cache_clear()
     cpu = path_product.cpu
     monkeypatch.setattr(cpu, "_compiled", lambda body: path_product.numba.cfunc(cpu._SIGNATURE)(body))
-    found = _product(False)(code)(x)
+    product = PathProduct([code], False)
+    product.x[:] = x.numpy()
+    found = product.run()
     path_product._kernel.cache_clear()
-    assert torch.equal(found, wanted)
+    assert (found == wanted).all()

@@ -52,4 +52,6 @@ def test_tokens_as_a_task() -> None:
     found = decoding.task({"name": "book", "bits": [3], "rounds": 1, "repeats": 2, "beside": False})
     parts = found["parts"]["3 bits"]  # blocks of two widths, and a head of 4 bits
     assert len(parts) == 3 and all(len(each) == 2 for each in parts)
-    assert found["nbytes"]["3 bits"] > 0 and len(found["seconds"]["3 bits"]) > 0
+    assert set(found["seconds"]) == set(found["nbytes"]) == {"3 bits", "3 bits, paths"}
+    assert found["nbytes"]["3 bits"] == found["nbytes"]["3 bits, paths"]
+    assert min(map(len, found["seconds"].values())) > 0

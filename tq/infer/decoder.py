@@ -14,6 +14,7 @@ import numpy as np
 from torch import nn
 
 from tq.infer.layers import GROUPS, QuantizedLinear, part
+from tq.infer.path_product import PathProduct
 from tq.infer.product import BITS, Exact, Product, integers_run, plain
 from tq.infer.trellis import TrellisLinear
 from tq.kernels import blocks, token
@@ -24,8 +25,8 @@ class Decoder:
     """Greedy decoding of one sequence.
 
     Args:
-        model: a GPT with SwiGLU whose linear layers are quantized to 2, 3 or 4 bits, with blocks that divide their
-            widths; its head likewise, or exact.
+        model: a GPT with SwiGLU whose linear layers are quantized to 2, 3 or 4 bits, as codes or all of them as paths
+            through a trellis, with blocks that divide their widths; its head likewise, or exact.
         length: most tokens, prompt included; None (default) means the model's.
         integers: products of 8-bit integers: faster, with an error below that of the weights; None (default) where
             the processor has them.
@@ -50,7 +51,7 @@ class Decoder:
             raise ValueError(f"known is swiglu without qk_norm, got {config.activation}, qk_norm={config.qk_norm}")
         integers = integers_run() if integers is None else integers
         self.length, self.at, self.nbytes = length or config.seq, 0, 0
-        self._held: list[list[Product]] = []
+        self._held: list[list[Product | PathProduct]] = []
         self._cos, self._sin = model.cos.numpy(), model.sin.numpy()
         self._embed, self._eps = model.embed.weight.detach().numpy(), config.norm_eps
         self._stream = np.zeros(config.hidden, np.float32)
@@ -58,7 +59,7 @@ class Decoder:
         self._last = self._held[-1][3].places()[6]  # what the last block adds to the stream
         self._norm = model.final_norm.weight.detach().numpy()
         if isinstance(model.head, QuantizedLinear):
-            self._head: Product | Exact = self._product("head", (model.head,), integers)
+            self._head: Product | PathProduct | Exact = self._product("head", (model.head,), integers)
         else:
             self._head = Exact(model.head.weight.detach())
             self.nbytes += self._head.nbytes
@@ -79,16 +80,17 @@ class Decoder:
             raise ValueError("all layers of the blocks must have codes of the same bits and scales of one type")
         return blocks.Blocks(rows, (self._cos, self._sin), self._stream, (*settings.pop(), self._eps))
 
-    def _product(self, name: str, parts: Sequence[nn.Module], integers: bool) -> Product:
-        if any(isinstance(each, TrellisLinear) for each in parts):
-            raise ValueError(f"{name} keeps paths through a trellis, which are decoded to numbers first")
+    def _product(self, name: str, parts: Sequence[nn.Module], integers: bool) -> Product | PathProduct:
         known = [each for each in parts if isinstance(each, QuantizedLinear) and each.codec.bits in BITS]
         if len(known) < len(parts) or not all(plain(each.codec) for each in known):
             raise ValueError(f"{name} has layers that are not quantized to one of {BITS} bits by the default codebook")
+        if len({type(each) for each in known}) > 1:
+            raise ValueError(f"{name} must have codes of one kind, not some of single weights and some of paths")
         for each in known:
             if each.shape[1] % each.codec.block or each.codec != known[0].codec:
                 raise ValueError(f"{name}: blocks of {each.codec.block} must divide {each.shape[1]} and have one seed")
-        made = Product(known, integers)
+        paths = [each.code for each in known if isinstance(each, TrellisLinear)]
+        made = PathProduct(paths, integers) if paths else Product(known, integers)
         self.nbytes += made.nbytes
         return made
 

@@ -2,61 +2,83 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from tq.infer.trellis import _DEVIATION, TrellisCode
-from tq.kernels import path_product
-from tq.quant.rotation import rotate
+from tq.kernels import path_product, token
+from tq.quant.rotation import signs
 
 _ROOM = 16  # bytes that a kernel reads beyond the last ones
+FEW, MANY = 4, 16  # groups of 16 rows that a thread takes: of matrices that a cache holds, and of larger ones
+_LARGE = 1 << 22  # bytes
 
 
 class PathProduct:
-    """A matrix of paths, and the memory that a product with it works on.
+    """Matrices of one input, stacked, and the memory that a product with them works on.
 
     Args:
-        code: the matrix, [O, I].
+        parts: the matrices, [O, I]: of one codec, so many rows that 16 divides them.
         integers: products of 8-bit integers, with a scale for each block of the vector; needs AVX-512 VNNI.
+    Raises:
+        ValueError: the matrices are others.
     Example:
         >>> import torch
         >>> from tq import Codec
         >>> from tq.infer.path_product import PathProduct
         >>> from tq.infer.trellis import trellis
         >>> code = trellis(torch.randn(32, 128), torch.eye(128).double(), Codec(bits=3, block=64))
-        >>> x = torch.randn(128)
-        >>> bool((PathProduct(code, integers=False).run(x) - code.decode() @ x).abs().max() < 1e-4)
+        >>> x, product = torch.randn(128), PathProduct([code], integers=False)
+        >>> product.x[:] = x.numpy()
+        >>> bool((torch.from_numpy(product.run()) - code.decode() @ x).abs().max() < 1e-4)
         True
     """
 
-    def __init__(self, code: TrellisCode, integers: bool) -> None:
-        self._codec, self._shape, self._integers = code.codec, code.shape, integers
-        rows, block = code.shape[0], code.codec.block
-        more, blocks = -rows % 16, len(code.scales) // rows
-        scales_NO = F.pad(code.scales.view(rows, blocks).T, (0, more)).contiguous()
-        size = scales_NO.element_size()
-        held = scales_NO.view(torch.int16) if size == 2 else scales_NO
-        payload = F.pad(code.payload, (0, _ROOM))
-        self.nbytes = code.payload.nbytes + scales_NO.nbytes
-        self._x = torch.zeros(blocks * block, dtype=torch.int32 if integers else torch.float32)
-        self._scales, self._sums = torch.full((blocks,), 1 / _DEVIATION), torch.zeros(blocks, dtype=torch.int64)
-        self._out = torch.zeros(rows + more)
-        memory = (x.numpy() for x in (payload, held, self._x, self._scales, self._sums, self._out))
-        self._call = path_product.prepared(*memory, code.codec.bits, block, size)
+    def __init__(self, parts: Sequence[TrellisCode], integers: bool) -> None:
+        codec, columns = parts[0].codec, parts[0].shape[1]
+        if any(code.shape[0] % 16 or code.shape[1] % codec.block or code.codec != codec for code in parts):
+            raise ValueError(f"16 must divide the rows, blocks of {codec.block} the columns, and codecs be the same")
+        if codec.rotation != "hadamard" or codec.block not in (64, 128, 256):
+            raise ValueError(f"known are Hadamard rotations of 64, 128 or 256, got {codec}")
+        held, self.nbytes = [], 0
+        for code in parts:
+            scales_NO = code.scales.view(code.shape[0], -1).T.contiguous()
+            held.append((F.pad(code.payload, (0, _ROOM)).numpy(), _bits_of(scales_NO)))
+            self.nbytes += code.nbytes
+        blocks = columns // codec.block
+        self.x, self._out = np.zeros(columns, np.float32), np.zeros(sum(code.shape[0] for code in parts), np.float32)
+        self._signs = signs(codec.block, codec.rounds, codec.seed).numpy()
+        self._step, self._integers = np.float32(1 / _DEVIATION), integers
+        self._exact, self._words = np.zeros(0 if integers else columns, np.float32), np.zeros(columns, np.int32)
+        self._scales, self._sums = np.full(blocks, self._step, np.float32), np.zeros(blocks, np.int32)
+        given = self._words if integers else self._exact
+        together = MANY if self.nbytes > _LARGE else FEW
+        memory = given, self._scales, self._sums, self._out
+        self._call = path_product.prepared(held, *memory, codec.bits, codec.block, together)
+        self._bits, self._size = codec.bits, held[0][1].itemsize
 
-    def run(self, x_I: Tensor) -> Tensor:
-        """The matrix times a vector: fp32 [O], written over by the next call; x_I: fp32 [I]."""
-        codec, (rows, columns) = self._codec, self._shape
-        padded = F.pad(x_I, (0, len(self._x) - columns)).view(-1, codec.block)
-        turned_NB = rotate(padded, codec.rounds, codec.seed, codec.rotation)
-        if self._integers:
-            step_N = turned_NB.abs().amax(1) / 127
-            whole_NB = (turned_NB / step_N.clamp(min=1e-30)[:, None]).round_()
-            self._scales[:] = step_N / _DEVIATION
-            self._sums[:] = -510 * whole_NB.sum(1).long()
-            self._x.view(torch.int8).view(-1, 4)[:] = whole_NB.view(-1, 1).to(torch.int8)
-        else:
-            self._x[:] = turned_NB.reshape(-1)
+    @property
+    def settings(self) -> tuple[int, int, int, float]:
+        """(bits, bytes of a scale, 0, step of the values): what products of one kernel share."""
+        return self._bits, self._size, 0, float(self._step)
+
+    def places(self) -> tuple[np.ndarray, ...]:
+        """Where all of it lies, as ``tq.kernels.blocks`` takes it."""
+        memory = self._exact, self._words, self._scales, self._sums
+        return self.x, self._signs, *memory, self._out, self._call.given
+
+    def run(self) -> np.ndarray:
+        """The products with what ``x`` holds, which is written over: fp32 [rows]."""
+        memory = self._exact, self._words, self._scales, self._sums
+        token.give_paths(self.x, self._signs, self._step, self._integers, *memory)
         self._call()
-        return self._out[:rows]
+        return self._out
+
+
+def _bits_of(scales: torch.Tensor) -> np.ndarray:
+    """As an array, those of bf16 as whole numbers, which NumPy has no other name for."""
+    found: np.ndarray = (scales.view(torch.int16) if scales.element_size() == 2 else scales).numpy()
+    return found

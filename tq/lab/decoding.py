@@ -10,8 +10,9 @@ import torch
 
 from tq.infer import pretrained
 from tq.infer.decoder import Decoder
-from tq.infer.layers import QuantizedLinear, layers
+from tq.infer.layers import QuantizedLinear, layers, put, shared
 from tq.infer.pretrained import Language
+from tq.infer.trellis import TrellisCode, TrellisLinear
 from tq.infer.weights import quantize
 from tq.lab import matvec_speed
 from tq.lab.engines.catalog import LLAMA
@@ -70,15 +71,30 @@ def widths(model: GPT) -> dict[tuple[int, int], int]:
     return found
 
 
+def of_paths(model: GPT, bits: int) -> GPT:
+    """A quantized model with paths of so many bits, drawn at random, in the layers of its blocks: as fast as any."""
+    made = shared(model)
+    for name, layer in list(layers(made)):
+        assert isinstance(layer, QuantizedLinear)
+        rows, columns = layer.shape
+        payload = torch.randint(256, (rows * columns * bits // 8,), dtype=torch.uint8)
+        scales = torch.full((rows * columns // 64,), 0.01, dtype=torch.bfloat16)
+        put(made, name, TrellisLinear(TrellisCode(codec(bits), (rows, columns), payload, scales)))
+    return made
+
+
 def task(task: dict[str, Any], device: str = "cpu") -> dict[str, Any]:
     """``rounds`` as a task: "name", "bits" (those of the decoders), "rounds", "repeats", "beside".
 
     Returns:
-        dict: "seconds" of each token of each decoder; for each decoder "nbytes" that a token reads, and "parts": for
-            each kind of its products the seconds of each repeat of one product with as many rows.
+        dict: "seconds" of each token of each decoder, of codes and of paths; for each decoder "nbytes" that a token
+            reads, and for those of codes "parts": for each kind of its products the seconds of each repeat of one
+            product with as many rows.
     """
     models = {f"{bits} bits": quantized(task["name"], bits) for bits in task["bits"]}
     decoders = {name: Decoder(model, 512) for name, model in models.items()}
+    for bits in task["bits"]:
+        decoders[f"{bits} bits, paths"] = Decoder(of_paths(models[f"{bits} bits"], bits), 512)
     timed = {name: matvec_speed.of_widths(widths(model), task["repeats"]) for name, model in models.items()}
     parts = {name: list(each.values()) for name, each in timed.items()}
     beside = task["beside"] and LLAMA.obstacle() is None

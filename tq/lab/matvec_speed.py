@@ -65,8 +65,12 @@ def _of_torch(weight: Tensor, x_half: Tensor) -> dict[str, tuple[Callable[[], An
 
 
 def _of_codes(weight: Tensor, x: Tensor, bits: int, integers: bool) -> tuple[Callable[[], Any], int]:
-    codec, given = Codec(bits, BLOCK, "mse", scale_dtype=torch.bfloat16), x[0].numpy()
-    product = Product([QuantizedLinear(codec.encode(weight, rows=True))], integers)
+    codec = Codec(bits, BLOCK, "mse", scale_dtype=torch.bfloat16)
+    return _called(Product([QuantizedLinear(codec.encode(weight, rows=True))], integers), x)
+
+
+def _called(product: Product | PathProduct, x: Tensor) -> tuple[Callable[[], Any], int]:
+    given = x[0].numpy()
 
     def call() -> Tensor:
         product.x[:] = given
@@ -80,8 +84,7 @@ def _of_paths(rows: int, x: Tensor, bits: int, integers: bool) -> tuple[Callable
     codec, columns = Codec(bits, BLOCK, scale_dtype=torch.bfloat16), x.shape[1]
     payload = torch.randint(256, (rows * columns * bits // 8,), dtype=torch.uint8)
     scales = torch.ones(rows * columns // BLOCK, dtype=torch.bfloat16)
-    product = PathProduct(TrellisCode(codec, (rows, columns), payload, scales), integers)
-    return (lambda: product.run(x[0])), product.nbytes
+    return _called(PathProduct([TrellisCode(codec, (rows, columns), payload, scales)], integers), x)
 
 
 def measure(rows: int, columns: int, repeats: int = 15) -> dict[str, tuple[list[float], int]]:

@@ -2,6 +2,7 @@
 
   python -m tq.infer fetch
   python -m tq.infer quantize smollm2 --bits 3 --out small
+  python -m tq.infer quantize smollm2 --bits 3 --method trellis --out small
   python -m tq.infer evaluate small/model.safetensors
   python -m tq.infer chat --weights small/model.safetensors
   python -m tq.infer train
@@ -168,7 +169,8 @@ def main(argv: list[str] | None = None) -> int:
     one.add_argument("--bits", type=int, choices=range(1, 9), default=4, help="default: 4")
     one.add_argument("--block", type=int, choices=(64, 128, 256), default=64, help="weights of one scale; default: 64")
     one.add_argument("--head", type=int, choices=range(2, 7), help="bits of the head; default: left as it is")
-    one.add_argument("--method", choices=weights.METHODS, default="gptq", help="default: gptq")
+    way = "gptq (default), nearest (uncalibrated), or trellis: slower to make, nearer to the model, 2 to 4 bits"
+    one.add_argument("--method", choices=weights.METHODS, default="gptq", help=way)
     one.add_argument("--sequences", type=int, default=16, help="calibration texts; default: 16")
     one.add_argument("--length", type=int, default=512, help="tokens of each; default: 512")
     one.add_argument("--tune", type=int, default=0, metavar="STEPS",

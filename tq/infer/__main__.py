@@ -62,6 +62,7 @@ def quantize(asked: argparse.Namespace) -> None:
     language = _language(asked)
     scales = torch.bfloat16 if asked.bits <= 6 else torch.float32
     codec = Codec(asked.bits, asked.block, "mse", scale_dtype=scales)
+    asked.length = min(asked.length, language.model.config.seq)
     calibration = texts(language, asked.sequences, asked.length, "train")
     bar = tqdm(desc=f"{asked.bits} bits", unit="layer", disable=None)
 
@@ -100,7 +101,7 @@ def _tuned(small: GPT, language: pretrained.Language, asked: argparse.Namespace)
 
 def evaluate(asked: argparse.Namespace) -> None:
     language, small = _language(asked), weights.load(asked.weights)
-    ids = texts(language, asked.sequences, asked.length)
+    ids = texts(language, asked.sequences, min(asked.length, language.model.config.seq))
     bar = tqdm(total=len(ids), desc="held-out texts", disable=None)
     found = divergence(language.model, weights.decoded(small), ids, lambda done, _: bar.update(done - bar.n))
     bar.close()
@@ -172,7 +173,7 @@ def main(argv: list[str] | None = None) -> int:
     way = "gptq (default), nearest (uncalibrated), or trellis: slower to make, nearer to the model, 2 to 4 bits"
     one.add_argument("--method", choices=weights.METHODS, default="gptq", help=way)
     one.add_argument("--sequences", type=int, default=16, help="calibration texts; default: 16")
-    one.add_argument("--length", type=int, default=512, help="tokens of each; default: 512")
+    one.add_argument("--length", type=int, default=512, help="of each, at most the context; default: 512 tokens")
     one.add_argument("--tune", type=int, default=0, metavar="STEPS",
                      help="steps that fit scales and norms to the model's predictions; default: none")  # fmt: skip
     one.add_argument("--out", type=Path, required=True, help="folder; a run that was ended goes on there")
@@ -181,7 +182,7 @@ def main(argv: list[str] | None = None) -> int:
     one.add_argument("weights", type=Path, help="model.safetensors of quantize")
     one.add_argument("--model", default=NAME, help=f"reference; default: {NAME}")
     one.add_argument("--sequences", type=int, default=8, help="default: 8")
-    one.add_argument("--length", type=int, default=1024, help="default: 1024")
+    one.add_argument("--length", type=int, default=1024, help="of each, at most the context; default: 1024 tokens")
     one.set_defaults(run=evaluate)
     one = commands.add_parser("chat", help="talk to the model")
     one.add_argument("--model", default=NAME, help=f"default: {NAME}")

@@ -75,7 +75,10 @@ FLOORS = {
         inside=("tq.quant", "tq.infer"), outside=frozenset({"torch", "transformers"})
     ),
     **dict.fromkeys(  # what is compiled for weights and caches has no other way in
-        ("tq.infer.gptq", "tq.infer.decoder", "tq.infer.direct", "tq.infer.pages", "tq.infer.product"),
+        [
+            f"tq.infer.{name}"
+            for name in ("gptq", "trellis", "decoder", "direct", "pages", "product", "path_product")
+        ],
         Floor(
             inside=("tq.kernels", "tq.quant", "tq.train.model", "tq.infer"), outside=frozenset({"torch", "numpy"})
         ),

@@ -75,17 +75,12 @@ def quantize(
     """A model whose linear layers keep codes; the given one stays as it is, and shares what is not quantized.
 
     Args:
-        model: a GPT in fp32.
-        codec: of all layers in the blocks.
+        model, codec: a GPT in fp32; of all layers in its blocks.
         calibration_ST: tokens, int64 [S, T]; with method="nearest" unused.
-        method: "gptq"; "nearest", as ``codec`` encodes; or "trellis", which takes two to four times as long as "gptq"
-            for about half its error in the blocks, with 2, 3 or 4 bits.
-        search: multipliers tried for each scale, by "gptq".
-        damping: what moments get on their diagonal, in parts of its mean; None (default) means 0.01 for "gptq" and 0.03
-            for "trellis".
+        method: "gptq"; "nearest", as ``codec`` encodes; or "trellis", slower and closer, with 2, 3 or 4 bits.
+        search, damping: scales that "gptq" tries; on the moments' diagonal, None: 0.01 of its mean, "trellis" 0.03.
         head: codec of the head, which is never a trellis; None (default) leaves it as it is.
-        keep: folder for finished blocks, so that a run that was ended goes on; None (default) keeps nothing.
-        progress: called after each layer.
+        keep, progress: folder for finished blocks, so that a run that was ended goes on; called after each layer.
     Returns:
         GPT: its linear layers are ``QuantizedLinear``.
     Raises:
@@ -93,20 +88,16 @@ def quantize(
     Example:
         >>> import torch
         >>> from tq import Codec
-        >>> from tq.infer.layers import stored_bits
         >>> from tq.infer.weights import quantize
         >>> from tq.train.model import GPT, GPTConfig
         >>> model = GPT(GPTConfig(layers=1, hidden=64, heads=2, vocab=64, seq=32))
         >>> small = quantize(model, Codec(bits=4, block=64), torch.randint(64, (4, 32)))
-        >>> stored_bits(small)
-        4.5
     """
     _check(model, method, codec)
     damped = {} if damping is None else {"damping": damping}
     names = [name for name, _ in layers(model, head is not None)]
     folder = _Folder(keep, model, codec, calibration_ST, (method, search, damping))
     kept: dict[str, dict[str, bytes]] = {}
-
     def make(name: str, layer: nn.Linear, moments: Moments) -> QuantizedLinear:
         if head is not None and name == HEAD:
             own, found, way = head.derive(HEAD), None, "gptq" if method == "trellis" else method
@@ -128,7 +119,6 @@ def quantize(
             made = QuantizedLinear(gptq(layer.weight, moments(), own, search=search, **damped))
         progress(Told(name, names.index(name) + 1, len(names)))
         return made
-
     return rebuild(model, calibration_ST, make, head=head is not None, done=folder.write)
 
 

@@ -120,6 +120,9 @@ class TrellisCode:
     def from_bytes(cls, content: bytes, codec: Codec) -> TrellisCode:
         """What ``to_bytes`` gave for a code of this codec.
 
+        Args:
+            content: the bytes.
+            codec: of the code.
         Raises:
             ValueError: it is not.
         """

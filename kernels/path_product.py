@@ -23,8 +23,9 @@ from numba.core import cgutils
 from . import cpu, trellis
 from .simd import _FLOATS, _INT, _INTS, LANES, _Code, _codelet, _Vector
 
+ROOM = 16  # bytes that a register reads beside those that are asked for
 FACTOR, SUMMAND = 34038481, 76625530  # as in ``tq.infer.trellis``
-_LONG, _BYTES16, _BYTES64 = ir.IntType(64), ir.VectorType(ir.IntType(8), 16), ir.VectorType(ir.IntType(8), 64)
+_LONG, _BYTES16 = ir.IntType(64), ir.VectorType(ir.IntType(8), 16)
 _SHORTS16, _SHORT = ir.VectorType(ir.IntType(16), LANES), ir.IntType(16)
 # places in the array of int64 that a kernel is called with; the first three are those of ``cpu``
 _TABLE, _ENTRIES, _BLOCK, _X, _X_SCALES, _SUMS, _COUNT = 3, 4, 5, 6, 7, 9, 10
@@ -35,26 +36,23 @@ _STAMP = trellis._STAMP ^ int(hashlib.blake2b(Path(__file__).read_bytes(), diges
 _njit = numba.njit(error_model="numpy")
 
 
-def _states(code: _Code, column: ir.Value, group: int, end: ir.Value | None, bits: int) -> _Vector:
-    """Of 16 rows of a column. column: where the bits of group 0 begin; end: where the column's last two bytes lie, for
-    a group 0 that is the first of a run; None where other rows lie before it."""
-    b, wraps = code.b, end is not None and not group
-    raw = b.load(code.at(column, 0 if wraps else 2 * bits * group - 2, _BYTES16), align=1)
-    second = ir.Constant(_BYTES16, ir.Undefined)
-    if wraps:  # the first rows follow the last ones
-        last = b.load(code.at(end, 0, _SHORT), align=1)
-        wide = b.insert_element(ir.Constant(ir.VectorType(_SHORT, 8), ir.Undefined), last, ir.Constant(_INT, 0))
-        second = b.bitcast(wide, _BYTES16)
+def _states(code: _Code, bits_at: ir.Value, before: ir.Value | None, bits: int) -> _Vector:
+    """Of 16 rows of a column, whose bits lie at an address; before: where the two bytes that precede them lie, None
+    where that is just before."""
+    b = code.b
+    raw = b.load(code.at(bits_at, -2, _BYTES16), align=1)
+    if before is not None:
+        last = b.load(code.at(before, 0, _SHORT), align=1)
+        shorts = b.insert_element(b.bitcast(raw, ir.VectorType(_SHORT, 8)), last, ir.Constant(_INT, 0))
+        raw = b.bitcast(shorts, _BYTES16)
     places, shifts = [], []
     for lane in range(LANES):
         stop = 16 + (lane + 1) * bits
         first = (stop - trellis.LENGTH) // 8
         shifts.append(32 - (stop - 8 * first))
-        for k in (3, 2, 1, 0):
-            at = first + k - (2 if wraps else 0)
-            places.append(at if at >= 0 else 16 + first + k)  # from the second operand
-    words = b.bitcast(b.shuffle_vector(raw, second, ir.Constant(ir.VectorType(_INT, 64), places)), _INTS)
-    words = b.lshr(words, ir.Constant(_INTS, shifts))
+        places.extend(first + k for k in (3, 2, 1, 0))
+    undefined, order = ir.Constant(_BYTES16, ir.Undefined), ir.Constant(ir.VectorType(_INT, 64), places)
+    words = b.lshr(b.bitcast(b.shuffle_vector(raw, undefined, order), _INTS), ir.Constant(_INTS, shifts))
     return _Vector(code, words) & ((1 << trellis.LENGTH) - 1)
 
 
@@ -65,21 +63,23 @@ def _hashed(code: _Code, states: _Vector) -> _Vector:
     return _Vector(code, b.add(product, code.constant(SUMMAND, _INTS)))
 
 
-def _dot(code: _Code, sums: _Vector, bytes_: _Vector, factors: ir.Value) -> _Vector:
-    """sums plus the four bytes of each lane times as many signed ones."""
+def _times(code: _Code, sums: _Vector, bytes_: _Vector, factor: _Vector) -> _Vector:
+    """sums plus the four bytes of each lane times a signed one, which each lane of ``factor`` holds four times."""
     b = code.b
+    if not code.dot_products:
+        return sums + _Vector(code, b.mul(_total(code, bytes_).value, b.ashr(factor.value, code.constant(24, _INTS))))
     product = cgutils.get_or_insert_function(
         b.module, ir.FunctionType(_INTS, [_INTS, _INTS, _INTS]), "llvm.x86.avx512.vpdpbusd.512"
     )
-    return _Vector(code, b.call(product, [sums.value, bytes_.value, factors]))
+    return _Vector(code, b.call(product, [sums.value, bytes_.value, factor.value]))
 
 
 def _total(code: _Code, hashed: _Vector) -> _Vector:
-    """The sum of the four bytes of each lane, less their mean."""
+    """The sum of the four bytes of each lane."""
     if code.dot_products:
-        return _dot(code, code.vector(-510, _INTS), hashed, code.constant(0x01010101, _INTS))
+        return _times(code, code.vector(0, _INTS), hashed, code.vector(0x01010101, _INTS))
     pairs = (hashed & 0x00FF00FF) + ((hashed >> 8) & 0x00FF00FF)
-    return ((pairs + (pairs >> 16)) & 0xFFFF) + code.vector(-510 & 0xFFFFFFFF, _INTS)
+    return (pairs + (pairs >> 16)) & 0xFFFF
 
 
 def _scales(code: _Code, address: ir.Value, group: int, size: int) -> _Vector:
@@ -89,30 +89,35 @@ def _scales(code: _Code, address: ir.Value, group: int, size: int) -> _Vector:
     return (_Vector(code, code.b.zext(shorts, _INTS)) << 16).floats()
 
 
-@_codelet("bits", "groups", "first", "size", "ways")
-def block(code, columns, pitch, x, count, scales, x_scale, offset, out, bits, groups, first, size, ways):
+@_codelet("bits", "groups", "size", "ways")
+def block(code, columns, pitch, x, count, scales, x_scale, offset, out, first, bits, groups, size, ways):
     """Adds what one block of columns gives to 16 rows times ``groups``.
 
     columns: where these rows' bits of the block's first column lie; pitch: bytes of a column; x: ``count`` words, fp32
     or four times the same byte; scales: of these rows; x_scale: fp32; offset: int32, what the mean adds in integers;
-    out: fp32, of these rows; first: 1 where they are the first of a run, else 0; ways: 1 in fp32, 2 in integers.
+    out: fp32, of these rows; first: 1 where they are the first of a run, which follow its last ones, else 0; ways: 1
+    in fp32, 2 in integers.
     """
     b, integers = code.b, ways == 2
     start = code.splat(b.trunc(offset, _INT)).value if integers else code.constant(0.0)
     sums = [cgutils.alloca_once_value(b, start) for _ in range(groups)]
     for place in sums:
         b.store(start, place)
+    two = ir.Constant(_LONG, 2)
+    back = b.select(b.icmp_signed("!=", first, ir.Constant(_LONG, 0)), b.sub(pitch, two), b.neg(two))
+    mean = code.vector(-510 & 0xFFFFFFFF, _INTS)
     with cgutils.for_range(b, count, intp=_LONG) as loop:
         column = b.add(columns, b.mul(pitch, loop.index))
-        end = b.sub(b.add(column, pitch), ir.Constant(_LONG, 2)) if first else None
-        factors = code.splat(b.load(code.at(x, code.times(loop.index, 4), _INT), align=1))
+        factor = code.splat(b.load(code.at(x, code.times(loop.index, 4), _INT), align=1))
         for k, place in enumerate(sums):
-            hashed, held = _hashed(code, _states(code, column, k, end, bits)), _Vector(code, b.load(place))
+            bits_at = b.add(column, ir.Constant(_LONG, 2 * bits * k))
+            hashed = _hashed(code, _states(code, bits_at, None if k else b.add(column, back), bits))
+            held = _Vector(code, b.load(place))
             if integers:
-                found = _dot(code, held, hashed, factors.value)
+                found = _times(code, held, hashed, factor)
             else:
-                value = _Vector(code, b.sitofp(_total(code, hashed).value, _FLOATS))
-                found = code.fma(value, factors.floats(), held)
+                value = _Vector(code, b.sitofp((_total(code, hashed) + mean).value, _FLOATS))
+                found = code.fma(value, factor.floats(), held)
             b.store(found.value, place)
     factor = code.splat(x_scale)
     for k, place in enumerate(sums):
@@ -127,23 +132,14 @@ def _some(at, scales, out, n, given, entry, k, bits, size, ways):
     x, count, pitch = given[_X] + 4 * n * given[_BLOCK], given[_BLOCK], entry[_PITCH]
     x_scale = cpu._array(given[_X_SCALES], (given[_COUNT],), np.float32)[n]
     offset = np.int64(cpu._array(given[_SUMS], (given[_COUNT],), np.int32)[n])
-    left, first = entry[_GROUPS] - k, entry[_FIRST] == 1 and k == 0
+    left, first = entry[_GROUPS] - k, np.int64(entry[_FIRST] == 1 and k == 0)
     if left >= 4:
-        if first:
-            block(at, pitch, x, count, scales, x_scale, offset, out, bits, 4, 1, size, ways)
-        else:
-            block(at, pitch, x, count, scales, x_scale, offset, out, bits, 4, 0, size, ways)
+        block(at, pitch, x, count, scales, x_scale, offset, out, first, bits, 4, size, ways)
         return 4
     if left >= 2:
-        if first:
-            block(at, pitch, x, count, scales, x_scale, offset, out, bits, 2, 1, size, ways)
-        else:
-            block(at, pitch, x, count, scales, x_scale, offset, out, bits, 2, 0, size, ways)
+        block(at, pitch, x, count, scales, x_scale, offset, out, first, bits, 2, size, ways)
         return 2
-    if first:
-        block(at, pitch, x, count, scales, x_scale, offset, out, bits, 1, 1, size, ways)
-    else:
-        block(at, pitch, x, count, scales, x_scale, offset, out, bits, 1, 0, size, ways)
+    block(at, pitch, x, count, scales, x_scale, offset, out, first, bits, 1, size, ways)
     return 1
 
 
@@ -185,10 +181,10 @@ def prepared(
 ) -> Callable[[], None]:  # fmt: skip
     """A product with matrices that lie below each other, again and again, on what the same memory then holds.
 
-    parts: of each matrix the payload, uint8, with 16 bytes more at its end than are used, and the scales [N, rows],
-    fp32 or the bits of bf16; rows a multiple of 16. x: [C], fp32, or int32 of four times the same byte; x_scales: fp32
-    [N], times the step of the values; sums: int32 [N], for integers: -510 times the sum of the vector's bytes; out:
-    fp32, of all rows. together: groups of 16 rows that one thread works on, at most. All contiguous.
+    parts: of each matrix the payload, uint8, with ``ROOM`` bytes more at either end than are used, and the scales
+    [N, rows], fp32 or the bits of bf16; rows a multiple of 16. x: [C], fp32, or int32 of four times the same byte;
+    x_scales: fp32 [N], times the step of the values; sums: int32 [N], for integers: -510 times the sum of the vector's
+    bytes; out: fp32, of all rows. together: groups of 16 rows that one thread works on, at most. All contiguous.
     """
     count, entries, size = len(x_scales), [], parts[0][1].itemsize
     assert all(array.flags.c_contiguous for each in ((x, x_scales, sums, out), *parts) for array in each)
@@ -197,9 +193,9 @@ def prepared(
     for payload, scales in parts:
         rows = scales.shape[1]
         assert rows % LANES == 0 and len(scales) == count and scales.itemsize == size
-        assert payload.nbytes == rows * count * block * bits // 8 + 16
+        assert payload.nbytes == rows * count * block * bits // 8 + 2 * ROOM
         for start, end in trellis._runs(rows):
-            pitch, begin = (end - start) * bits // 8, payload.ctypes.data + start * count * block * bits // 8
+            pitch, begin = (end - start) * bits // 8, payload.ctypes.data + ROOM + start * count * block * bits // 8
             for first in range(start, end, LANES * together):
                 groups = min(end - first, LANES * together) // LANES
                 places = begin + (first - start) * bits // 8, pitch, scales.ctypes.data + first * size, rows * size

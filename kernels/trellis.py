@@ -5,8 +5,10 @@ in, and what the register then holds is the number of its value. The path with t
 Viterbi algorithm; it ends where it began (tail-biting), so the register's start costs no bits: a short pass over both
 ends of the run finds that state, the pass over the whole run keeps to it.
 
-The number that a step compares is a sum of squares whose lowest bits are replaced by the predecessor's number, so that
-the least of them says where it came from; that is a part in 2**19 of it at 4 bits.
+Errors count by the square of a row's scale over the largest of its run, but for at least ``LEAST`` of it: a sum in fp32
+has no digits for rows that are quieter by thousands. The number that a step compares is a sum of squares whose lowest
+bits are replaced by the predecessor's number, so that the least of them says where it came from; that is a part in
+2**19 of it at 4 bits.
 
 Shapes: O rows, B block size, S = 2**LENGTH states, K = 2**bits branches, R = S / K, Q = R / K.
 """
@@ -29,6 +31,7 @@ from .simd import _INTS, LANES, _Code, _codelet, _Vector
 LENGTH = 14  # bits of the register
 RUN = 256  # rows of one path, at most
 AROUND = 64  # rows on either side of a run's ends from which the state there is found
+LEAST = np.float32(0.03)  # of the largest scale of a run
 # places in the array of int64 that a kernel is called with; the first three are those of ``cpu``
 _W, _U, _BLOCK, _SCALES, _VALUES, _STATES, _ERROR, _ROWS, _RUNS = 3, 4, 5, 6, 7, 9, 10, 11, 12
 _STAMP = cpu._STAMP ^ int(hashlib.blake2b(Path(__file__).read_bytes(), digest_size=6).hexdigest(), 16)
@@ -162,7 +165,10 @@ def _block(given, run, room, came, bits):
     scale = cpu._array(given[_SCALES], (rows,), np.float32)[first:last]
     values = cpu._array(given[_VALUES], (1 << LENGTH,), np.float32)
     before = (1 << LENGTH) // branches
-    x = np.empty(count, np.float32)
+    x, scaled, weight = np.empty(count, np.float32), np.empty(count, np.float32), np.empty(count, np.float32)
+    largest = np.max(scale)
+    for r in range(count):
+        weight[r] = max(scale[r] / largest, LEAST)
     for j in range(block):
         x[:] = w[j, first:last]
         for i in range(j):
@@ -170,7 +176,9 @@ def _block(given, run, room, came, bits):
             for r in range(count):
                 x[r] -= moved * error[i, first + r]
         found = states[j, first:last]
-        _column(x, scale, values, room, came, found, bits)
+        for r in range(count):
+            scaled[r] = x[r] / scale[r] * weight[r]
+        _column(scaled, weight, values, room, came, found, bits)
         inverse = np.float32(1) / u[j, j]
         for r in range(count):
             state = np.int64(found[r])
@@ -216,8 +224,9 @@ def round_block(
 ) -> tuple[np.ndarray, np.ndarray]:
     """(states uint16 [B, O], errors fp32 [B, O]) of a block of columns.
 
-    w: fp32 [B, O], a column in a row, O a multiple of 16; scale: fp32 [O]; u: fp32 [B, B]: what column j takes over
-    of column i before it, at [j, i], for an error in units of u[i, i]; values: fp32 [S], of the states. All contiguous.
+    w: fp32 [B, O], a column in a row, O a multiple of 16; scale: fp32 [O], positive; u: fp32 [B, B]: at
+    [j, i], what column j takes over of column i before it, for an error in units of u[i, i]; values: fp32 [S], of the
+    states. All contiguous.
     """
     block, rows = w.shape
     assert rows % LANES == 0 and scale.shape == (rows,) and u.shape == (block, block) and values.size == 1 << LENGTH

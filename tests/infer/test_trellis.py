@@ -243,8 +243,6 @@ def test_matrices_below_each_other(integers: bool, monkeypatch: pytest.MonkeyPat
 
 
 def made(parts: list[TrellisCode], integers: bool) -> PathProduct:
-    if integers and not integers_run():
-        pytest.skip("needs a processor with AVX-512 VNNI")
     return PathProduct(parts, integers)
 
 
@@ -264,14 +262,14 @@ def test_products_of_what_does_not_fit() -> None:
         PathProduct([dataclasses.replace(of(32, 64, 3, torch.float32), codec=haar)], False)
 
 
-def test_without_instructions_that_add_up_bytes_sums_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+@Ways
+def test_without_instructions_that_add_up_bytes_sums_are_the_same(
+    integers: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from tq.kernels import simd
 
-    code = of(128, 64, 3, torch.float32)
-    x = torch.randn(64, generator=torch.Generator().manual_seed(0))
-    product = PathProduct([code], False)
-    product.x[:] = x.numpy()
-    wanted = product.run().copy()
+    code, x = of(128, 64, 3, torch.float32), torch.randn(64, generator=torch.Generator().manual_seed(0)).numpy()
+    wanted, cpu = run(code, x, integers), path_product.cpu
     real = simd._Code.__init__
 
     def plain(self: simd._Code, *given: object) -> None:
@@ -279,11 +277,46 @@ def test_without_instructions_that_add_up_bytes_sums_are_the_same(monkeypatch: p
         self.dot_products = False
 
     monkeypatch.setattr(simd._Code, "__init__", plain)
-    path_product._kernel.cache_clear()
-    cpu = path_product.cpu
     monkeypatch.setattr(cpu, "_compiled", lambda body: path_product.numba.cfunc(cpu._SIGNATURE)(body))
-    product = PathProduct([code], False)
-    product.x[:] = x.numpy()
-    found = product.run()
+    path_product._kernel.cache_clear()
+    found = run(code, x, integers)
     path_product._kernel.cache_clear()
     assert (found == wanted).all()
+
+
+def run(code: TrellisCode, x: np.ndarray, integers: bool) -> np.ndarray:
+    product = PathProduct([code], integers)
+    product.x[:] = x
+    return product.run().copy()
+
+
+def test_quiet_rows_beside_loud_ones_keep_their_digits() -> None:
+    weight = torch.randn(64, 128, generator=torch.Generator().manual_seed(0))
+    loud = weight.clone()
+    loud[:16] *= 1e4
+    plain, beside = (trellis(w, torch.eye(128).double(), CODEC).decode() for w in (weight, loud))
+    wrong = [float((x - w)[16:].norm() / w[16:].norm()) for x, w in ((plain, weight), (beside, loud))]
+    assert wrong[1] < 1.6 * wrong[0]  # loud ones come first where a path must choose
+    for factor in (1e-20, 1e15):
+        small = trellis(weight * factor, torch.eye(128).double(), CODEC).decode() / factor
+        assert float((small - plain).norm() / plain.norm()) < 0.05
+
+
+def test_files_of_another_layout_are_refused(
+    small: GPT, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(small, tmp_path / "small.safetensors")
+    monkeypatch.setattr(kernel, "RUN", 128)
+    with pytest.raises(ValueError, match="has paths of .*'run': 256"):
+        load(tmp_path / "small.safetensors")
+
+
+def test_a_decoder_refuses_layers_of_different_blocks() -> None:
+    shape = {"layers": 2, "hidden": 128, "heads": 4, "vocab": 97, "seq": 48, "ffn": 256}
+    model = sharp(GPTConfig(**shape, activation="swiglu"), 4).requires_grad_(False)
+    wide = Codec(bits=3, block=128, scale_dtype=torch.bfloat16)
+    for method in ("trellis", "nearest"):
+        mixed, other = (quantize(model, codec, ids(8), method=method) for codec in (CODEC, wide))
+        put(mixed, "blocks.1.mlp.down", other.blocks[1].mlp.down)
+        with pytest.raises(ValueError, match="must have the same bits, blocks"):
+            Decoder(mixed)

@@ -27,7 +27,7 @@ def short() -> Iterator[None]:
 
 
 def task(method: str, bits: int, domain: str = "stdlib") -> dict[str, Any]:
-    return {"name": "book", "method": method, "bits": bits, "draw": 0, "domain": domain}
+    return {"name": "book", "method": method, "bits": bits, "draw": 0, "domain": domain, "tokens": None}
 
 
 def test_judgements() -> None:
@@ -36,7 +36,27 @@ def test_judgements() -> None:
     kl = {method: sum(one["kl"]) for method, one in found.items()}
     assert kl["trellis"] < kl["ours"] < kl["round to nearest"]
     assert kl["trellis"] == sum(weight_study.outcome("book", "trellis", 3)["kl"])
+    more = weight_tasks.judge(task("ours", 3) | {"tokens": 4096})
+    assert more["kl"] != found["ours"]["kl"] and more["reference"] == found["ours"]["reference"]
     assert weight_study.stored("trellis", 3) == weight_study.stored("ours", 3) == 3.25
+
+
+def test_texts_come_from_as_many_documents_as_there_are() -> None:
+    language, count = weight_study.language("book"), len(weight_study.documents("prose"))
+    found, of = weight_study.windows(language, 40, 64, "prose")
+    held = [language.encode(document) for document in weight_study.documents("prose")]
+    assert found.shape == (40, 64) and all(_within(held[k], one) for k, one in zip(of, found, strict=True))
+    assert len(set(of)) == 40 <= count, "no document gives a second text before each gave one"
+    _, of = weight_study.windows(language, count + 40, 64, "prose")
+    assert len(set(of)) == sum(len(ids) >= 64 for ids in held)
+    with pytest.raises(ValueError, match="asked for 1000000"):
+        weight_study.windows(language, 1_000_000, 64, "prose")
+    with pytest.raises(ValueError, match="domain must be"):
+        weight_study.documents("verse")
+
+
+def _within(ids: torch.Tensor, text: torch.Tensor) -> bool:
+    return any(torch.equal(ids[at : at + 64], text) for at in range(0, len(ids) - 63, 64))
 
 
 def test_prose_is_another_text() -> None:
@@ -68,3 +88,14 @@ def test_rotations_of_the_whole_width_turn_back() -> None:
     ways = weight_study.wide_integers, weight_study.turned_integers
     coarse, blocks = (made(4, weight_study.codec(4))(x) for made in ways)
     assert float((coarse - x).norm()) < float((blocks - x).norm())
+
+
+def test_intervals_over_documents() -> None:
+    values = [[1.0, 1.0, 3.0, 3.0, 5.0, 5.0]]
+    texts, documents = (weight_study.mean_interval(values, of=of) for of in (None, [0, 0, 1, 1, 2, 2]))
+    assert texts[0] == documents[0] == 3.0
+    assert documents[2] - documents[1] > 1.2 * (texts[2] - texts[1]), "texts of one document say less"
+    alone = weight_study.mean_interval(values, of=range(6))
+    assert alone == texts
+    ratio = weight_study.ratio_interval(values, [[2 * v for v in values[0]]], of=[0, 0, 1, 1, 2, 2])
+    assert ratio == (0.5, 0.5, 0.5)

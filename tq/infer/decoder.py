@@ -71,14 +71,14 @@ class Decoder:
             products = [
                 self._product(f"blocks.{number}", [part(block, name) for name in names], integers) for names in GROUPS
             ]
-            settings |= {product.settings for product in products}
+            settings |= {(product.settings, product.places()[1].shape) for product in products}
             norms = [block.get_parameter(f"{name}.weight").detach().numpy() for name in ("attention_norm", "mlp_norm")]
             caches = [np.zeros(shape, np.float32) for _ in range(2)]
             rows.append((norms, *caches, [product.places() for product in products]))
             self._held.append(products)
         if len(settings) > 1:
-            raise ValueError("all layers of the blocks must have codes of the same bits and scales of one type")
-        return blocks.Blocks(rows, (self._cos, self._sin), self._stream, (*settings.pop(), self._eps))
+            raise ValueError("all layers of the blocks must have the same bits, blocks, rotations and type of scales")
+        return blocks.Blocks(rows, (self._cos, self._sin), self._stream, (*settings.pop()[0], self._eps))
 
     def _product(self, name: str, parts: Sequence[nn.Module], integers: bool) -> Product | PathProduct:
         known = [each for each in parts if isinstance(each, QuantizedLinear) and each.codec.bits in BITS]

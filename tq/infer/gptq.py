@@ -139,13 +139,13 @@ def refitted(w_OI: Tensor, h_II: Tensor, q_OI: Tensor, scales_ON: Tensor, codec:
     ridge = 1e-6 * products_ONN.diagonal(dim1=1, dim2=2).mean(1).clamp(min=1e-30)
     damped = products_ONN + torch.eye(count, dtype=torch.float64) * ridge[:, None, None]
     fitted_ON = torch.linalg.solve(damped, target_ON).to(codec.scale_dtype)
+    fitted_ON = torch.where(fitted_ON.isfinite() & (fitted_ON > 0), fitted_ON, scales_ON)
 
     def loss(s_ON: Tensor) -> Tensor:
         s_ON = s_ON.double()
         return (s_ON * (products_ONN @ s_ON[:, :, None]).squeeze(2)).sum(1) - 2 * (s_ON * target_ON).sum(1)
 
-    better_O = (loss(fitted_ON) < loss(scales_ON)) & (fitted_ON > 0).all(1) & fitted_ON.isfinite().all(1)
-    return torch.where(better_O[:, None], fitted_ON, scales_ON)
+    return torch.where((loss(fitted_ON) < loss(scales_ON))[:, None], fitted_ON, scales_ON)
 
 
 def output_error(weight_OI: Tensor, decoded_OI: Tensor, moments_II: Tensor) -> float:

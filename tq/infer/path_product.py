@@ -12,7 +12,6 @@ from tq.infer.trellis import _DEVIATION, TrellisCode
 from tq.kernels import path_product, token
 from tq.quant.rotation import signs
 
-_ROOM = 16  # bytes that a kernel reads beyond the last ones
 FEW, MANY = 4, 16  # groups of 16 rows that a thread takes: of matrices that a cache holds, and of larger ones
 _LARGE = 1 << 22  # bytes
 
@@ -22,7 +21,7 @@ class PathProduct:
 
     Args:
         parts: the matrices, [O, I]: of one codec, so many rows that 16 divides them.
-        integers: products of 8-bit integers, with a scale for each block of the vector; needs AVX-512 VNNI.
+        integers: products of 8-bit integers, with a scale for each block of the vector; fast with AVX-512 VNNI.
     Raises:
         ValueError: the matrices are others.
     Example:
@@ -46,7 +45,7 @@ class PathProduct:
         held, self.nbytes = [], 0
         for code in parts:
             scales_NO = code.scales.view(code.shape[0], -1).T.contiguous()
-            held.append((F.pad(code.payload, (0, _ROOM)).numpy(), _bits_of(scales_NO)))
+            held.append((F.pad(code.payload, (path_product.ROOM,) * 2).numpy(), _bits_of(scales_NO)))
             self.nbytes += code.nbytes
         blocks = columns // codec.block
         self.x, self._out = np.zeros(columns, np.float32), np.zeros(sum(code.shape[0] for code in parts), np.float32)

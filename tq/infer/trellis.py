@@ -102,8 +102,9 @@ class TrellisCode:
 
         rows, block = self.shape[0], self.codec.block
         columns = len(self.scales) // rows * block
-        states_CP = unpack(self.payload.numpy(), self.codec.bits, -(-rows // _LANES) * _LANES, columns)
-        return values()[torch.from_numpy(states_CP.astype(np.int64))].T[:rows].contiguous()
+        states_CP = unpack(self.payload.cpu().numpy(), self.codec.bits, -(-rows // _LANES) * _LANES, columns)
+        levels_PC = values()[torch.from_numpy(states_CP.astype(np.int64))].T
+        return levels_PC[:rows].contiguous().to(self.payload.device)
 
     def decode(self) -> Tensor:
         """The matrix as numbers, fp32 [O, I]."""
@@ -113,7 +114,7 @@ class TrellisCode:
 
     def to_bytes(self) -> bytes:
         """Its shape, payload and scales; not its codec."""
-        parts = (x.contiguous().view(torch.uint8).numpy().tobytes() for x in (self.payload, self.scales))
+        parts = (x.cpu().contiguous().view(torch.uint8).numpy().tobytes() for x in (self.payload, self.scales))
         return _HEAD.pack(*self.shape) + b"".join(parts)
 
     @classmethod
@@ -133,6 +134,13 @@ class TrellisCode:
         held = torch.frombuffer(bytearray(content[_HEAD.size :]), dtype=torch.uint8)
         payload, scales = held[:-nbytes], held[-nbytes:]
         return cls(codec, (rows, columns), payload.clone(), scales.clone().view(codec.scale_dtype))
+
+
+def layout() -> dict[str, int]:
+    """What the bits of a path depend on beside its shape: files say it, and none of another layout is read."""
+    from tq.kernels.trellis import LENGTH, RUN
+
+    return {"run": RUN, "length": LENGTH, "factor": _FACTOR, "summand": _SUMMAND}
 
 
 def trellis(
@@ -193,7 +201,7 @@ def _rounded(w_OC: Tensor, u_CC: Tensor, codec: Codec, reach: float) -> tuple[np
         inside, after = slice(first, first + block), slice(first + block, columns)
         w_BP, taken_BB = w_PC[:, inside].T.contiguous(), u_CC[inside, inside].T.contiguous()
         scales_PN[:, first // block] = scale_P = (w_BP.norm(dim=0) * (reach * block**-0.5)).to(codec.scale_dtype)
-        given = (x.numpy() for x in (w_BP, scale_P.float(), taken_BB, values()))
+        given = (x.numpy() for x in (w_BP, scale_P.float().clamp(min=1e-30), taken_BB, values()))
         states_CP[inside], error_BP = round_block(*given, codec.bits)
         w_PC[:, after] -= torch.from_numpy(error_BP).T @ u_CC[inside, after]
     return states_CP, scales_PN[:rows]

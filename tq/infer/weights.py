@@ -35,7 +35,7 @@ from tq.infer.layers import (
     shared,
 )
 from tq.infer.pretrained import of_state
-from tq.infer.trellis import BITS, TrellisCode, TrellisLinear, trellis
+from tq.infer.trellis import BITS, DAMPING, REACH, TrellisCode, TrellisLinear, layout, trellis
 from tq.quant.codec import Code, Codec
 from tq.train.model.gpt import GPT, GPTConfig
 from tq.train.model.text_sources import write_whole
@@ -96,7 +96,8 @@ def quantize(
     _check(model, method, codec)
     damped = {} if damping is None else {"damping": damping}
     names = [name for name, _ in layers(model, head is not None)]
-    folder = _Folder(keep, model, codec, calibration_ST, (method, search, damping))
+    how = (method, search, damping, *((DAMPING, REACH, layout()) if method == "trellis" else ()))
+    folder = _Folder(keep, model, codec, calibration_ST, how)
     kept: dict[str, dict[str, bytes]] = {}
     def make(name: str, layer: nn.Linear, moments: Moments) -> QuantizedLinear:
         if head is not None and name == HEAD:
@@ -107,19 +108,27 @@ def quantize(
                 kept.clear()
                 kept[number] = folder.read(int(number))
             own, found, way = codec.derive(f"blocks.{number}.{_FIRST[inside]}"), kept[number].get(inside), method
-        made: QuantizedLinear
-        if way == "trellis":
-            paths = trellis(layer.weight, moments(), own, **damped) if found is None else None
-            made = TrellisLinear(paths or TrellisCode.from_bytes(found or b"", own))
-        elif found is not None:
-            made = QuantizedLinear(Code.from_bytes(found))
-        elif way == "nearest":
-            made = QuantizedLinear(own.encode(layer.weight, rows=True))
-        else:
-            made = QuantizedLinear(gptq(layer.weight, moments(), own, search=search, **damped))
+        made = _made_anew(way, layer, moments, own, search, damped) if found is None else _made_of(way, found, own)
         progress(Told(name, names.index(name) + 1, len(names)))
         return made
+
     return rebuild(model, calibration_ST, make, head=head is not None, done=folder.write)
+
+
+def _made_anew(
+    way: str, layer: nn.Linear, moments: Moments, codec: Codec, search: int, damped: dict[str, float]
+) -> QuantizedLinear:
+    if way == "trellis":
+        return TrellisLinear(trellis(layer.weight, moments(), codec, **damped))
+    if way == "nearest":
+        return QuantizedLinear(codec.encode(layer.weight, rows=True))
+    return QuantizedLinear(gptq(layer.weight, moments(), codec, search=search, **damped))
+
+
+def _made_of(way: str, content: bytes, codec: Codec) -> QuantizedLinear:
+    if way == "trellis":
+        return TrellisLinear(TrellisCode.from_bytes(content, codec))
+    return QuantizedLinear(Code.from_bytes(content))
 
 
 def _check(model: GPT, method: str, codec: Codec) -> None:
@@ -224,7 +233,9 @@ def _made(config: GPTConfig, codes: dict[str, Any], state: dict[str, Tensor]) ->
         payload, scales = (state.pop(f"{name}.{part}") for part in _PARTS)
         codec = Codec(**{**told["codec"], "scale_dtype": getattr(torch, told["codec"]["scale_dtype"])})
         shape = tuple(told["shape"])
-        if told.get("paths"):
+        if "paths" in told:
+            if told["paths"] != layout():
+                raise ValueError(f"{name} has paths of {told['paths']}, read are those of {layout()}")
             made[name] = TrellisLinear(TrellisCode(codec, shape, payload, scales))
         else:
             made[name] = QuantizedLinear(Code(codec, shape, torch.float32, payload, scales, True))
@@ -237,7 +248,7 @@ def _made(config: GPTConfig, codes: dict[str, Any], state: dict[str, Tensor]) ->
 
 def _told_of(layer: QuantizedLinear) -> dict[str, Any]:
     told = {"codec": _said(layer.codec), "shape": layer.shape}
-    return told | ({"paths": True} if isinstance(layer, TrellisLinear) else {})
+    return told | ({"paths": layout()} if isinstance(layer, TrellisLinear) else {})
 
 
 def _said(codec: Codec) -> dict[str, Any]:

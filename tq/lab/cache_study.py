@@ -21,7 +21,7 @@ from tq.infer.evaluate import Reference, divergence, texts
 from tq.infer.kv import Coder, Statistics, calibrate, coders, cores, with_coded_attention
 from tq.infer.pages import Pages, attend
 from tq.lab import cache_rivals as rivals
-from tq.lab.weight_study import MODELS, language, prose, told
+from tq.lab.weight_study import MODELS, language, told
 from tq.quant.codec import Codec
 from tq.train.model.gpt import GPT
 
@@ -68,8 +68,28 @@ def of(name: str, domain: str = "stdlib") -> Setting:
     count //= 2
     model = language(name).model
     calibration = texts(language(name), 8192 // length, length, "train", seed=1)
-    held_out = texts(language(name), count, length, seed=SEED) if domain == "stdlib" else prose(name, count, length)
+    held_out = texts(language(name), count, length, seed=SEED) if domain == "stdlib" else _prose(name, count, length)
     return Setting(model, Reference.of(model, held_out), calibrate(model, calibration), calibration)
+
+
+def _prose(name: str, count: int, length: int) -> Tensor:
+    """Windows of the docstrings of the held-out files, which read as English; others than of the first recording."""
+    import ast
+
+    from tq.train.model.text_sources import stdlib
+
+    said = []
+    for content in stdlib(6_000_000)[1]:
+        try:
+            tree = ast.parse(content)
+        except (SyntaxError, ValueError):
+            continue
+        nodes = (n for n in ast.walk(tree) if isinstance(n, ast.Module | ast.FunctionDef | ast.ClassDef))
+        said += [doc for node in nodes if (doc := ast.get_docstring(node)) and len(doc) > 200]
+    ids = language(name).encode("\n\n".join(said))
+    if len(ids) < 2 * count * length:
+        raise ValueError(f"{len(ids)} tokens of prose, asked for {2 * count * length}")
+    return ids[count * length : 2 * count * length].view(count, length)
 
 
 def keys_of(setting: Setting, method: str, bits: int) -> list[Any]:

@@ -5,7 +5,6 @@ Shapes: S sequences, T tokens, O outputs, I inputs.
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -24,7 +23,7 @@ from tq.infer import pretrained, trained
 from tq.infer.evaluate import Divergence, Reference, divergence, texts
 from tq.infer.gptq import SEARCH, corrections, gptq, refitted, rounded, turned
 from tq.infer.layers import QuantizedLinear, layers, plain_linear, rebuild
-from tq.infer.trellis import trellis
+from tq.infer.weights import decoded, quantize
 from tq.lab.engines.catalog import COMPRESSOR
 from tq.lab.weight_rivals import Quantizer, integer_gptq, rounding
 from tq.quant.codebook import lloyd_max
@@ -55,11 +54,6 @@ def codec(bits: int, block: int = 64, seed: int = 0) -> Codec:
 def ours(settings: Codec, search: int = SEARCH) -> Quantizer:
     """GPTQ in the rotated domain, as ``tq.infer.weights.quantize`` does it; one seed for all layers."""
     return lambda weight, moments: settings.decode(gptq(weight, moments, settings, search=search))
-
-
-def paths(settings: Codec) -> Quantizer:
-    """The same, whose weights are paths through a trellis."""
-    return lambda weight, moments: trellis(weight, moments, settings).decode()
 
 
 def nearest(settings: Codec) -> Quantizer:
@@ -238,10 +232,9 @@ METHODS: dict[str, Callable[[int], Quantizer]] = {
     "integer GPTQ": lambda bits: integer_gptq(bits, GROUP),
     "codec": lambda bits: nearest(codec(bits)),
     "codec, search": lambda bits: nearest(dataclasses.replace(codec(bits), search=17)),
-    "ours": lambda bits: ours(codec(bits)),
-    "trellis": lambda bits: paths(codec(bits)),
 }
-CALIBRATED = ("integer GPTQ", "ours", "trellis")
+SHIPPED = {"ours": "gptq", "trellis": "trellis"}  # as ``tq.infer.weights.quantize`` does it
+CALIBRATED = ("integer GPTQ", *SHIPPED)
 TOKENS = 4096  # of calibration
 
 
@@ -257,33 +250,56 @@ def language(name: str) -> pretrained.Language:
     return pretrained.load(MODELS[name][0]())
 
 
-def prose(name: str, count: int, length: int) -> Tensor:
-    """Windows of the docstrings of the held-out files, which read as English; those before are for other studies."""
-    said = []
-    for content in stdlib(6_000_000)[1]:
-        try:
-            tree = ast.parse(content)
-        except (SyntaxError, ValueError):
-            continue
-        nodes = (n for n in ast.walk(tree) if isinstance(n, ast.Module | ast.FunctionDef | ast.ClassDef))
-        said += [doc for node in nodes if (doc := ast.get_docstring(node)) and len(doc) > 200]
-    ids = language(name).encode("\n\n".join(said))
-    if len(ids) < 2 * count * length:
-        raise ValueError(f"{len(ids)} tokens of prose, asked for {2 * count * length}")
-    return ids[count * length : 2 * count * length].view(count, length)
+def documents(domain: str) -> list[str]:
+    """What texts to judge on are cut from: "stdlib", the held-out files of Python's library, as many as there are; or
+    "prose", the topics of Python's reference, which are no part of any corpus of the book."""
+    if domain == "stdlib":
+        return [content.decode() for content in stdlib(None)[1]]
+    if domain == "prose":
+        from pydoc_data.topics import topics
+
+        return [topics[name] for name in sorted(topics)]
+    raise ValueError(f"domain must be stdlib or prose, got {domain!r}")
+
+
+def windows(
+    language_: pretrained.Language, count: int, length: int, domain: str, seed: int = 0
+) -> tuple[Tensor, list[int]]:
+    """(windows of documents, int64 [S, T]; the number of each one's document): one of each document, at a random place,
+    before there is a second of any.
+
+    Raises:
+        ValueError: there are not so many that do not overlap.
+    """
+    generator, found = torch.Generator().manual_seed(seed), []
+    for number, document in enumerate(documents(domain)):
+        ids = language_.encode(document)
+        for turn, at in enumerate(torch.randperm(len(ids) // length, generator=generator).tolist()):
+            found.append((turn, number, ids[at * length : (at + 1) * length]))
+    if len(found) < count:
+        raise ValueError(f"{len(found)} windows of {length} tokens in {domain}, asked for {count}")
+    order = torch.randperm(len(found), generator=generator).tolist()  # among those of one turn
+    chosen = sorted(range(len(found)), key=lambda k: (found[k][0], order[k]))[:count]
+    return torch.stack([found[k][2] for k in chosen]), [found[k][1] for k in chosen]
+
+
+def clusters(name: str, domain: str = "stdlib") -> list[int]:
+    """The document of each text that one of ``MODELS`` is judged on: texts of one document are not independent."""
+    _, count, length = MODELS[name]
+    return windows(language(name), count, length, domain)[1]
 
 
 @cache
-def of(name: str, draw: int = 0, held_out: int | None = None, domain: str = "stdlib") -> Study:
-    """The study of one of ``MODELS``, calibrated on a draw of ``TOKENS`` tokens of other files than it is judged on.
-
-    domain: "stdlib", or "prose": what is judged are English texts, not Python's sources.
-    """
+def of(
+    name: str, draw: int = 0, held_out: int | None = None, domain: str = "stdlib", tokens: int | None = None
+) -> Study:
+    """The study of one of ``MODELS``, calibrated on a draw of so many tokens (None: ``TOKENS``) of the training files,
+    judged on texts of other files; see ``windows``."""
     _, count, length = MODELS[name]
-    calibration = texts(language(name), TOKENS // min(length, 512), min(length, 512), "train", seed=1 + draw)
-    count = held_out or count
-    judged = texts(language(name), count, length) if domain == "stdlib" else prose(name, count, length)
-    return Study(language(name).model, calibration, judged)
+    long = min(length, 512)
+    calibration = texts(language(name), (tokens or TOKENS) // long, long, "train", seed=1 + draw)
+    held_out_ST, _ = windows(language(name), held_out or count, length, domain)
+    return Study(language(name).model, calibration, held_out_ST)
 
 
 def told(found: Divergence, seconds: float | None = None) -> dict[str, Any]:
@@ -292,17 +308,26 @@ def told(found: Divergence, seconds: float | None = None) -> dict[str, Any]:
     return {name: value.tolist() for name, value in means.items()} | {"agree": found.agree, "seconds": seconds}
 
 
-def outcome(name: str, method: str, bits: int, draw: int = 0, domain: str = "stdlib") -> dict[str, Any]:
-    """Of one of ``MODELS`` and one of ``METHODS``."""
-    judged = of(name, draw, domain=domain).judge(METHODS[method](bits), calibrated=method in CALIBRATED)
+def outcome(
+    name: str, method: str, bits: int, draw: int = 0, domain: str = "stdlib", tokens: int | None = None
+) -> dict[str, Any]:
+    """Of one of ``MODELS`` and one of ``METHODS``, or of ``SHIPPED``; further arguments as of ``of``."""
+    study = of(name, draw, domain=domain, tokens=tokens)
+    if method in SHIPPED:
+        begun = time.perf_counter()
+        small = decoded(quantize(study.model, codec(bits), study.calibration_ST, method=SHIPPED[method]))
+        return told(study.compare(small), time.perf_counter() - begun)
+    judged = study.judge(METHODS[method](bits), calibrated=method in CALIBRATED)
     return told(judged.found, judged.seconds)
 
 
-def compressed(name: str, method: str, bits: int, draw: int = 0, domain: str = "stdlib") -> dict[str, Any]:
+def compressed(
+    name: str, method: str, bits: int, draw: int = 0, domain: str = "stdlib", tokens: int | None = None
+) -> dict[str, Any]:
     """Likewise, by a method of llm-compressor in its own environment; see ``tq.lab.engines.compress``."""
     from safetensors.torch import save_file
 
-    study = of(name, draw, domain=domain)
+    study = of(name, draw, domain=domain, tokens=tokens)
     with TemporaryDirectory() as folder:
         model, given, out = (Path(folder, file) for file in ("model.safetensors", "texts.safetensors", "found.npz"))
         pretrained.keep(language(name), model)
@@ -318,23 +343,33 @@ def compressed(name: str, method: str, bits: int, draw: int = 0, domain: str = "
         return told(kept, time.perf_counter() - begun)
 
 
-def mean_interval(each: Sequence[Sequence[float]], draws: int = 4000, seed: int = 0) -> tuple[float, float, float]:
-    """(mean, low, high) over texts, whose values are first averaged over calibration draws; a 95 % bootstrap."""
-    return _interval(np.mean(each, 0)[None], lambda means: means[0], draws, seed)
+def mean_interval(
+    each: Sequence[Sequence[float]], draws: int = 4000, seed: int = 0, of: Sequence[int] | None = None
+) -> tuple[float, float, float]:
+    """(mean, low, high) over texts, whose values are first averaged over calibration draws; a 95 % bootstrap.
+
+    of: the document of each text; then documents are drawn, with all their texts. None: texts are.
+    """
+    return _interval(np.mean(each, 0)[None], lambda means: means[0], draws, seed, of)
 
 
 def ratio_interval(
-    ours_: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]], draws: int = 4000, seed: int = 0
-) -> tuple[float, float, float]:
-    """(ratio of means, low, high), paired over texts; each first averaged over calibration draws."""
+    ours_: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]], draws: int = 4000, seed: int = 0,
+    of: Sequence[int] | None = None,
+) -> tuple[float, float, float]:  # fmt: skip
+    """(ratio of means, low, high), paired over texts; each first averaged over calibration draws; of: as above."""
     pair = np.stack([np.mean(ours_, 0), np.mean(theirs, 0)])
-    return _interval(pair, lambda means: means[0] / means[1], draws, seed)
+    return _interval(pair, lambda means: means[0] / means[1], draws, seed, of)
 
 
 def _interval(
-    rows: np.ndarray, function: Callable[[np.ndarray], np.ndarray], draws: int, seed: int
+    rows: np.ndarray, function: Callable[[np.ndarray], np.ndarray], draws: int, seed: int, of: Sequence[int] | None
 ) -> tuple[float, float, float]:
-    texts_ = rows.shape[1]
-    drawn = np.random.default_rng(seed).integers(texts_, size=(draws, texts_))
-    low, high = np.quantile(function(rows[:, drawn].mean(2)), (0.025, 0.975))
+    if of is None:
+        sums, counts = rows, np.ones(rows.shape[1])
+    else:
+        member = np.equal.outer(np.unique(of), np.asarray(of)).astype(float)  # [documents, texts]
+        sums, counts = rows @ member.T, member.sum(1)
+    drawn = np.random.default_rng(seed).integers(len(counts), size=(draws, len(counts)))
+    low, high = np.quantile(function(sums[:, drawn].sum(2) / counts[drawn].sum(1)), (0.025, 0.975))
     return float(function(rows.mean(1))), float(low), float(high)

@@ -21,13 +21,13 @@ INPUTS = {
 
 
 def judge(task: dict[str, Any], device: str = "cpu") -> dict[str, Any]:
-    """``weight_study.outcome``; task: "name", "method", "bits", "draw", "domain"."""
-    return _plain(lab.outcome(task["name"], task["method"], task["bits"], task["draw"], task["domain"]))
+    """``weight_study.outcome``; task: "name", "method", "bits", "draw", "domain", "tokens"."""
+    return _plain(lab.outcome(**task))
 
 
 def peer(task: dict[str, Any], device: str = "cpu") -> dict[str, Any]:
     """``weight_study.compressed``; task: likewise."""
-    return _plain(lab.compressed(task["name"], task["method"], task["bits"], task["draw"], task["domain"]))
+    return _plain(lab.compressed(**task))
 
 
 def without(task: dict[str, Any], device: str = "cpu") -> dict[str, Any]:

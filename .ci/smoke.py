@@ -367,6 +367,9 @@ def inference(tmp: Path) -> None:
     from tq.infer.decoder import Decoder
     from tq.infer.direct import DirectLinear, direct
     from tq.infer.pages import Pages, attend
+    from tq.infer.path_product import PathProduct
+    from tq.infer.trellis import TrellisCode, TrellisLinear, trellis
+    from tq.infer.tuning import tune
 
     small = quantize(plain, four, ids, head=four)
     check(isinstance(small.head, QuantizedLinear) and divergence(plain, small, ids).kl < 0.01)
@@ -374,6 +377,12 @@ def inference(tmp: Path) -> None:
     check(isinstance(straight.head, DirectLinear) and torch.equal(straight(ids)[0], small(ids)[0]))
     logits = Decoder(small, integers=False).step(int(ids[0, 0]))
     check(torch.allclose(torch.from_numpy(logits), decoded(small)(ids[:1, :1])[0][0, 0], atol=1e-3))
+    paths = trellis(plain.blocks[0].mlp.up.weight, torch.eye(64).double(), four)
+    check(isinstance(paths, TrellisCode) and TrellisLinear(paths)(torch.ones(2, 64)).shape == (2, 128))
+    product = PathProduct([paths], integers=False)
+    product.x[:] = 1
+    check(torch.allclose(torch.from_numpy(product.run()), paths.decode().sum(1), atol=1e-3))
+    check(stored_bits(tune(small, plain, ids, steps=1, batch=2)) == 4.5)
     coded = with_coded_attention(plain, coders(four, four, calibrate(plain, ids)))
     check(divergence(plain, coded, ids).kl < 0.01 and bytes_per_token(plain, four, four) == 72)
     keys, values = (Pages(Coder(four)) for _ in range(2))

@@ -1,4 +1,4 @@
-"""Weights as paths through a trellis: as many bits as plain codes, and about half their error.
+"""Weights as paths through a trellis: as many bits as plain codes, and a smaller error.
 
 A plain code gives each weight one of 2**bits levels, whatever its neighbours have. Here the bits of a column's weights
 are one stream, and a weight's value depends on the last 14 of them: its own and those of the weights before it. So
@@ -35,7 +35,7 @@ from tq.quant.rotation import unrotate
 
 BITS = (2, 3, 4)
 REACH = 1.12  # scale of a block in parts of its rms: values end at 3.1, and what lies beyond costs most
-DAMPING = 0.03  # of the moments; chosen on training texts of both of the book's models, as REACH was on one's
+DAMPING = 0.03  # of the moments; it and REACH were settled on training texts, after trials on others
 _FACTOR, _SUMMAND = 34038481, 76625530  # QTIP's
 _MEAN, _DEVIATION = 510.0, (4 * (256**2 - 1) / 12) ** 0.5  # of a sum of four bytes that are drawn at random
 _HEAD = struct.Struct("<QQ")

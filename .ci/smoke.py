@@ -307,6 +307,12 @@ def planned(tmp: Path) -> None:
         trained(x).sum().backward()
     check(usage.stored == plan.bytes_after, usage)
 
+    from tq.train.planned.partition import PlannedBackend
+
+    backend = PlannedBackend(0.5, bits=(), progress=False)
+    torch.compile(trained, backend=backend, dynamic=False)(x).sum().backward()
+    check([cut.bytes_after <= 0.5 * cut.bytes_before for cut in backend.plans] == [True], backend.plans)
+
 
 def diloco(tmp: Path) -> None:
     from tq import Codec

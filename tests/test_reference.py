@@ -41,6 +41,7 @@ DOORS: dict[str, list[str] | None] = {
     "tq.train.tqk.dcp": ["Reader", "Writer"],
     "tq.train.activations": ["Report", "compress_activations"],
     "tq.train.planned": ["compress_activations", "plan_activations"],
+    "tq.train.planned.partition": ["PlannedBackend"],
     "tq.train.recompute": ["CodedResults"],
     "tq.train.stream": ["StreamedTrainer"],
     "tq.train.linear": ["CompressedLinear", "linear", "replace_linears"],

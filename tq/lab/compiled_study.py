@@ -1,12 +1,14 @@
 """Plans of compiled steps beside PyTorch's own knapsack and the methods of eager mode, in turns of one process.
 
 The knapsack's budget is a share of what a compiled step saves, which is less than eager mode keeps. So it stands here
-twice: at the shares that its users set, and at those which give it all the bytes of a plan's budget.
+at the shares that its users set, and at the largest that save no more than a plan may; and there a second time with
+the planner's timings in the place of its FLOPs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from statistics import median
 from typing import Any
@@ -20,7 +22,6 @@ from tq.lab.recompute_study import (
     COMPILED,
     KEEP,
     KNAPSACK,
-    _as_it_is,
     _compiled_step,
     _kept,
     _said,
@@ -30,55 +31,97 @@ from tq.lab.recompute_study import (
     eager_methods,
 )
 from tq.train.model import GPT, GPTConfig
+from tq.train.planned._torch_partition import plain_backend, without_modes
+from tq.train.planned.joint import Clock
 from tq.train.planned.partition import PlannedBackend
 from tq.train.planned.plan import Plan
 
 PLANNED = "planned, compiled"  # and " 50%" and so on
 EXACT = "planned, compiled, without 4 bits"
+MIN_CUT = "torch min-cut"  # before any budget: results that a code generator would fuse are computed again
 SAME_BYTES = "torch knapsack, same bytes"
+TIMED = "torch knapsack, same bytes, timed"  # by the planner's clock instead of FLOPs
+_TRIES = 6  # of a share, each of which compiles the model
 Compiled = tuple[GPT, Callable[[], Tensor], Plan | None]
 
 
-def knapsacks(shape: GPTConfig, ids: Tensor, shares: Mapping[str, float]) -> dict[str, Compiled]:
-    """{name: a step that PyTorch's min-cut partitioner cut at this share of what a compiled step saves}."""
-    from torch._dynamo.backends.common import aot_autograd
-    from torch._functorch import config
-    from torch._functorch.partitioners import min_cut_rematerialization_partition
+@dataclass
+class Compiler:
+    """Compiles the same model again and again, without code generation; clock: of all plans."""
 
-    found: dict[str, Compiled] = {}
-    for name, share in shares.items():
-        backend = aot_autograd(
-            fw_compiler=_as_it_is, bw_compiler=_as_it_is, partition_fn=min_cut_rematerialization_partition
-        )
-        with config.patch(activation_memory_budget=share):
-            found[name] = *_compiled(shape, ids, backend), None
-    return found
+    shape: GPTConfig
+    ids: Tensor
+    clock: Clock
+
+    def keeping_all(self) -> Compiled:
+        """What autograd would keep is kept."""
+        from torch._functorch.partitioners import default_partition
+
+        return *self._run(plain_backend(default_partition)), None
+
+    def knapsack(self, share: float, *, timed: bool = False) -> Compiled:
+        """Cut by PyTorch's min-cut partitioner, at a share of what it saves without a budget. timed: its costs are
+        those of the clock."""
+        from torch._functorch import config
+        from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+        options: dict[str, Any] = {"activation_memory_budget": share}
+        if timed:
+            options["activation_memory_budget_runtime_estimator"] = estimator(self.clock)
+        with config.patch(options):
+            return *self._run(plain_backend(min_cut_rematerialization_partition)), None
+
+    def knapsack_within(self, nbytes: int, *, timed: bool = False) -> Compiled:
+        """The same at the largest share, of a few that are tried by bisection, that saves no more than these bytes."""
+        low, high, best = 0.0, 1.0, self.knapsack(0.0, timed=timed)
+        for _ in range(_TRIES):
+            found = self.knapsack((low + high) / 2, timed=timed)
+            if self.saved(found) <= nbytes:
+                low, best = (low + high) / 2, found
+            else:
+                high = (low + high) / 2
+        return best
+
+    def plan(self, nbytes: int, bits: tuple[int, ...]) -> Compiled:
+        """By the plan that stores no more than these bytes."""
+        backend = PlannedBackend(nbytes, bits=bits, clock=self.clock)
+        return *self._run(backend), backend.plans[0]
+
+    def _run(self, backend: Any) -> tuple[GPT, Callable[[], Tensor]]:
+        """A model of its own, and its forward pass, compiled and run once."""
+        model, ids = GPT(self.shape, seed=0), self.ids
+        run = torch.compile(model, backend=backend)
+        run(ids, ids)[1].backward()
+        return model, lambda: run(ids, ids)[1]
+
+    def saved(self, found: Compiled) -> int:
+        """Bytes that the step saves for backward, codes among them; parameters and tokens are not."""
+        return saved(found[0], found[1], self.ids)
 
 
-def plans(shape: GPTConfig, ids: Tensor, nbytes: Mapping[str, int], bits: tuple[int, ...]) -> dict[str, Compiled]:
-    """{name: a step by the plan that stores no more than these bytes}."""
-    found: dict[str, Compiled] = {}
-    for name, limit in nbytes.items():
-        backend = PlannedBackend(limit, bits=bits, progress=False)
-        found[name] = *_compiled(shape, ids, backend), backend.plans[0]
-    return found
+def estimator(clock: Clock) -> Any:
+    """Seconds of a node for PyTorch's knapsack."""
+    from torch._inductor.custom_graph_pass import CustomRuntimeEstimator
+
+    class Timed(CustomRuntimeEstimator):
+        def __call__(self, node: torch.fx.Node) -> float:
+            with without_modes():
+                return clock(node) or 0.0
+
+        def uuid(self) -> None:
+            return None
+
+    return Timed()
 
 
-def _compiled(shape: GPTConfig, ids: Tensor, backend: Any) -> tuple[GPT, Callable[[], Tensor]]:
-    """A model of its own, and its forward pass, compiled and run once."""
-    model = GPT(shape, seed=0)
-    run = torch.compile(model, backend=backend)
-    run(ids, ids)[1].backward()
-    return model, lambda: run(ids, ids)[1]
-
-
-def saved(model: GPT, forward: Callable[[], Tensor]) -> int:
+def saved(model: GPT, forward: Callable[[], Tensor], ids: Tensor) -> int:
     """Bytes that a compiled graph saves for backward, codes among them; parameters and tokens are not."""
-    held = {x.untyped_storage()._cdata for x in (*model.parameters(), *model.buffers())}
+    held = {x.untyped_storage()._cdata for x in (*model.parameters(), *model.buffers(), ids)}
     found: dict[int, int] = {}
 
     def pack(x: Tensor) -> Tensor:
-        if x.dtype != torch.int64 and x.untyped_storage()._cdata not in held:
+        step = x.dtype == torch.int64 and x.dim() == 0  # its number, by which codes were rotated
+        if not step and x.untyped_storage()._cdata not in held:
             found[x.untyped_storage()._cdata] = x.untyped_storage().nbytes()
         return x
 
@@ -114,24 +157,20 @@ def _measured(
     shape: GPTConfig, ids: Tensor, shares: tuple[tuple[float, ...], tuple[float, ...]], repeats: int, seed: int,
     progress: bool,
 ) -> dict[str, Any]:  # fmt: skip
-    from torch._dynamo import config as dynamo
-
     model, (budgets, knapsack) = GPT(shape, seed=0), shares
     eager = {name: context for name, (context, _) in eager_methods(model, {}, ()).items()}
-    kept = {name: _kept(model, ids, context, None) for name, context in eager.items()}
-    limits = {b: int(b * kept[KEEP]) for b in budgets}
-    torch._dynamo.reset()  # not again: all but the last would be compiled anew, at no budget, when they are called
-    with dynamo.patch(recompile_limit=4 + len(knapsack) + 3 * len(budgets)):
-        compiled = knapsacks(shape, ids, {COMPILED: 1.0})
-        whole = saved(*compiled[COMPILED][:2])
-        compiled |= knapsacks(shape, ids, {f"torch knapsack {b:.0%}": b for b in knapsack})
-        same = {f"{SAME_BYTES} {b:.0%}": limit / whole for b, limit in limits.items() if limit < whole}
-        compiled |= knapsacks(shape, ids, same)
-        for start, bits in ((PLANNED, (4,)), (EXACT, ())):
-            compiled |= plans(shape, ids, {f"{start} {b:.0%}": limit for b, limit in limits.items()}, bits)
-    rows: dict[str, Any] = {name: {"kept": nbytes, "base": KEEP, **_said(None)} for name, nbytes in kept.items()}
+    rows: dict[str, Any] = {
+        name: {"kept": _kept(model, ids, context, None), "base": KEEP, **_said(None)} for name, context in eager.items()
+    }
+    limits = {b: int(b * rows[KEEP]["kept"]) for b in budgets}
+    compiled = _compiled(Compiler(shape, ids, Clock(5, progress)), limits, knapsack)
     for name, (other, forward, plan) in compiled.items():
-        rows[name] = {"kept": saved(other, forward), "base": COMPILED, **_said(plan)}
+        rows[name] = {"kept": saved(other, forward, ids), "base": COMPILED, **_said(plan)}
+        rows[name] |= {"noise": None if plan is None else plan.choice.noise, "gradients": _gradients(other, forward)}
+    exact = rows[COMPILED]["gradients"]
+    for name in compiled:
+        found = rows[name].pop("gradients")
+        rows[name]["equal"] = all(torch.equal(a, b) for a, b in zip(found, exact, strict=True))
     calls: dict[str, Callable[[], None]] = {
         **{name: partial(_step, model, ids, context) for name, context in eager.items()},
         **{name: partial(_compiled_step, other, forward) for name, (other, forward, _) in compiled.items()},
@@ -143,6 +182,29 @@ def _measured(
     return {"rows": rows, "repeats": repeats, "tokens": ids.numel(), "parameters": model.num_parameters}
 
 
+def _compiled(compiler: Compiler, limits: Mapping[float, int], knapsack: tuple[float, ...]) -> dict[str, Compiled]:
+    from torch._dynamo import config as dynamo
+
+    torch._dynamo.reset()  # not again: all but the last would be compiled anew, at no budget, when they are called
+    with dynamo.patch(recompile_limit=8 + len(knapsack) + (2 * _TRIES + 4) * len(limits)):
+        found = {COMPILED: compiler.keeping_all(), MIN_CUT: compiler.knapsack(1.0)}
+        for share in knapsack:
+            found[f"torch knapsack {share:.0%}"] = compiler.knapsack(share)
+        for share, limit in limits.items():
+            found[f"{SAME_BYTES} {share:.0%}"] = compiler.knapsack_within(limit)
+            found[f"{TIMED} {share:.0%}"] = compiler.knapsack_within(limit, timed=True)
+            found[f"{PLANNED} {share:.0%}"] = compiler.plan(limit, (4,))
+            found[f"{EXACT} {share:.0%}"] = compiler.plan(limit, ())
+    compiler.clock.bar.close()
+    return found
+
+
+def _gradients(model: GPT, forward: Callable[[], Tensor]) -> list[Tensor]:
+    model.zero_grad()
+    forward().backward()
+    return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+
 def side_by_side(task: Mapping[str, Any], device: str = "cpu") -> dict[str, Any]:
     """``measured`` by a task: "shape" (fields of ``GPTConfig``), "sequences", "budgets", "knapsack", "repeats",
     "seed"."""
@@ -152,11 +214,19 @@ def side_by_side(task: Mapping[str, Any], device: str = "cpu") -> dict[str, Any]
     )  # fmt: skip
 
 
+def in_seconds(rows: Mapping[str, Any]) -> dict[str, Any]:
+    """The same rows, each over that step of those that keep all which is the faster one in the median."""
+    base = min((KEEP, COMPILED), key=lambda name: median(rows[name]["seconds"]))
+    return {
+        name: row | {"ratios": [a / b for a, b in zip(row["seconds"], rows[base]["seconds"], strict=True)]}
+        for name, row in rows.items()
+    }
+
+
 def gain(rows: Mapping[str, Any], best: str, ours: str) -> tuple[float, float, float]:
-    """Points of overhead by which ours is ahead: difference of medians, and the 95 % interval of the median of the
-    differences turn by turn (of order statistics, so that it assumes no distribution)."""
+    """Points of overhead by which ours is ahead: the median of the differences turn by turn, and its 95 % interval (of
+    order statistics, so that it assumes no distribution)."""
     ratios = [rows[name]["ratios"] for name in (best, ours)]
     apart = sorted(100 * (a - b) for a, b in zip(*ratios, strict=True))
-    edge = int(binom.ppf(0.025, len(apart), 0.5))
-    theirs, mine = (median(each) for each in ratios)
-    return 100 * (theirs - mine), apart[edge], apart[-1 - edge]
+    edge = max(0, int(binom.ppf(0.025, len(apart), 0.5)) - 1)
+    return median(apart), apart[edge], apart[-1 - edge]

@@ -89,14 +89,13 @@ def test_keeping_all_is_what_eager_mode_does(keeping_all: list[Tensor]) -> None:
     assert error(of_gpt(GPT(SHAPE, seed=0))[0], keeping_all) < 1e-6
 
 
-@pytest.mark.parametrize("share", (0.6, 0.3, 0.2, 0.15))
+@pytest.mark.parametrize("share", (0.6, 0.45, 0.3))
 def test_codes_are_among_what_is_saved(keeping_all: list[Tensor], share: float) -> None:
-    chosen = backend(share, bits=(4, 8))
+    chosen = coding(share)
     found, saved = of_gpt(GPT(SHAPE, seed=0), chosen)
     (plan,) = chosen.plans
     assert saved == plan.bytes_after <= share * plan.bytes_before
-    if any("bit" in name for name in plan.bytes_by_way):
-        assert 0 < error(keeping_all, found) < 0.4
+    assert "4 bits" in plan.bytes_by_way and 0 < error(keeping_all, found) < 0.4
 
 
 class Dearer(PlannedBackend):
@@ -174,7 +173,7 @@ def test_the_order_of_memory_comes_back() -> None:
     chosen = coding(0.6, bits=8)
     run = torch.compile(model, backend=chosen)
     exact, found = (gradients(model, partial(weighted, each, x, torch.ones(16))) for each in (model, run))
-    assert "8 bits" in chosen.plans[0].bytes_by_way and 0 < error(exact, found) < 0.02
+    assert [*chosen.plans[0].bytes_by_way] == ["8 bits"] and 0 < error(exact, found) < 0.02
 
 
 def test_what_is_random_is_not_run_again() -> None:
@@ -191,6 +190,125 @@ def test_what_is_random_is_not_run_again() -> None:
     assert same(of(1.0), of(0.5))
 
 
+class Masked(nn.Module):
+    """A mask, and places of a maximum of noisy numbers, which only backward reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.native_dropout(self.first(x), 0.5, True)[0]
+        x = nn.functional.gelu(self.second(x))
+        return (x + torch.randn_like(x)).max(1).values
+
+
+def test_parts_of_results_that_only_backward_reads_are_stored() -> None:
+    torch.manual_seed(0)
+    model, x = Masked(), torch.randn(128, 64)
+    found = []
+    for budget in (1.0, 0.7):
+        torch._dynamo.reset()
+        chosen = backend(budget, bits=())
+        run = torch.compile(model, backend=chosen)
+        torch.manual_seed(1)
+        found.append(gradients(model, lambda run=run: run(x).square().sum()))  # type: ignore[misc]
+        graph = chosen.plans[0].trace.graph
+        assert all(graph.operations[graph.values[v].operation].seconds is not None or v in chosen.plans[0].choice.stored
+                   for v, value in enumerate(graph.values) if value.asked)
+    torch.manual_seed(1)
+    assert same(*found) and error(gradients(model, lambda: model(x).square().sum()), found[0]) < 1e-6
+
+
+def test_statistics_are_stored_and_what_is_written_to_is_read_once() -> None:
+    """Batch normalization in training: at every budget the buffers move once, and no gradient loses a bit."""
+    found = []
+    for budget in (None, 1.0, 0.7, 0.5):
+        torch.manual_seed(0)
+        torch._dynamo.reset()
+        norms = nn.BatchNorm2d(16), nn.BatchNorm2d(8)
+        model = nn.Sequential(nn.Conv2d(3, 16, 3), norms[0], nn.ReLU(), nn.Conv2d(16, 8, 3), norms[1])
+        x = torch.randn(8, 3, 10, 10).to(memory_format=torch.channels_last)
+        run = model if budget is None else torch.compile(model, backend=backend(budget, bits=()))
+        for _ in range(2):
+            grads = gradients(model, partial(weighted, run, x, torch.ones(6)))
+        found.append([*grads, *(b.float() for b in model.buffers())])
+    assert error(found[0], found[1]) < 1e-6 and same(found[1], found[2]) and same(found[2], found[3])
+
+
+class Root(nn.Module):
+    """The gradient of a square root divides by it: what backward reads is first multiplied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x).abs().sqrt())
+
+
+def test_what_is_divided_by_is_never_coded() -> None:
+    torch.manual_seed(0)
+    model, x, chosen = Root(), torch.randn(128, 64), coding(1.0)
+    torch.compile(model, backend=chosen)(x).sum().backward()
+    graph, signatures = chosen.plans[0].trace.graph, chosen.plans[0].trace.signatures
+    ways = {signatures[v.operation].name: len(v.ways) for v in graph.values if v.asked}
+    assert ways["aten.sqrt.default"] == 1
+
+
+class Everyday(nn.Module):
+    """Constants, losses that take probabilities, tied weights, a result that is saved and given back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(64, 64)
+        self.blocks = nn.ModuleList(nn.Linear(64, 64) for _ in range(12))
+
+    def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.table(ids) * torch.tensor([2.0])
+        for block in self.blocks:
+            x = x + nn.functional.gelu(block(x))
+        x = nn.functional.layer_norm(x, (64,))
+        logits = x @ self.table.weight.t()
+        return nn.functional.binary_cross_entropy(torch.sigmoid(logits), torch.full_like(logits, 0.3)), x
+
+
+@pytest.mark.parametrize("frozen", (0, 4))
+def test_everyday_models(frozen: int) -> None:
+    torch.manual_seed(0)
+    model, x = Everyday(), torch.randint(0, 64, (4, 32))
+    for block in model.blocks[:frozen]:
+        block.requires_grad_(False)
+    exact = gradients(model, lambda: model(x)[0] + model(x)[1].square().mean())
+    for chosen in (backend(0.4, bits=()), coding(0.4, bits=8)):
+        torch._dynamo.reset()
+        run = torch.compile(model, backend=chosen)
+
+        def loss(run: Any = run) -> Tensor:
+            found: tuple[Tensor, Tensor] = run(x)
+            return found[0] + found[1].square().mean()
+
+        assert error(exact, gradients(model, loss)) < (1e-5 if chosen.bits == () else 0.05)
+    assert "8 bits" in chosen.plans[0].bytes_by_way
+
+
+def test_a_graph_that_is_kept_can_be_gone_through_twice() -> None:
+    model, x, target = two_layers()
+    run = torch.compile(model, backend=coding(0.5, bits=8))
+    loss = weighted(run, x, target)
+    first = torch.autograd.grad(loss, [*model.parameters()], retain_graph=True)
+    assert same(list(first), list(torch.autograd.grad(loss, [*model.parameters()])))
+
+
+def test_autocast() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)), torch.randn(128, 64)
+    run = torch.compile(model, backend=coding(0.6, bits=8))
+    with torch.autocast("cpu", torch.bfloat16):
+        exact, found = (gradients(model, partial(weighted, each, x, torch.ones(64))) for each in (model, run))
+    assert 0 < error(exact, found) < 0.05
+
+
 class Softmax(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -205,8 +323,8 @@ def test_what_backward_must_have_as_it_was_is_never_coded() -> None:
     model, x = Softmax(), torch.randn(128, 64)
     chosen = coding(1.0)
     torch.compile(model, backend=chosen)(x).sum().backward()
-    coded = [v for v in chosen.plans[0].trace.graph.values if len(v.ways) > 1 and v.asked]
-    assert coded == []
+    asked = [v for v in chosen.plans[0].trace.graph.values if v.asked]
+    assert len(asked) == 3 and not any(len(v.ways) > 1 for v in asked)
 
 
 def test_the_least_that_fits_is_said() -> None:
@@ -311,8 +429,12 @@ def test_the_clock_times_each_kind_once_with_inputs_of_its_own() -> None:
     wide.meta["val"] = torch.empty(1, 8).expand(5, 8)
     nodes = [graph.call_function(embedding, (table, places, wide)) for _ in range(2)]
     clock = Clock(2, progress=False)
-    assert clock(nodes[0]) == clock(nodes[1]) > 0
-    assert calls == 3 * [((1, 8), 0, (0, 1), (5, 8))]
+    assert clock(nodes[0]) == clock(nodes[1]) and clock.known
+    assert calls == 3 * [((1, 8), 1, (0, 1), (5, 8))]
+    table.meta["val"] = torch.empty(1, 8)  # in which one is no place
+    assert clock(graph.call_function(embedding, (table, places, wide))) is not None and calls[-1][1] == 0
+    wide.meta["val"] = None
+    assert clock(graph.call_function(lambda table, _: table.item(), (table, wide))) is None  # not timed: not run again
 
 
 def test_the_partitioners_of_torch_still_cut_as_they_did() -> None:
@@ -320,10 +442,11 @@ def test_the_partitioners_of_torch_still_cut_as_they_did() -> None:
     seen: dict[str, Any] = {}
 
     def partition(joint: Any, _: Any, *, num_fwd_outputs: int, static_lifetime_input_indices: Any) -> Any:
-        inputs, forward = _torch_partition.joint_parts(joint, static_lifetime_input_indices, num_fwd_outputs)
-        stored = [node for node in forward if node.name == "sin"]
-        made = _torch_partition.cut(joint, [*inputs, *stored], num_fwd_outputs)
-        seen.update(inputs=[node.name for node in inputs], saved=[node.name for node in made.saved])
+        parts = _torch_partition.joint_parts(joint, static_lifetime_input_indices, num_fwd_outputs)
+        stored = [node for node in parts.forward if node.name == "sin"]
+        made = _torch_partition.cut(joint, [*parts.inputs, *stored], num_fwd_outputs)
+        seen.update(inputs=[node.name for node in parts.inputs], saved=[node.name for node in made.saved])
+        seen["gradients"] = len(parts.gradients) > 2 and not parts.gradients & parts.forward
         seen["results"] = len(made.forward.graph.find_nodes(op="output")[0].args[0])
         seen["names"] = len(made.forward.graph.find_nodes(op="output")[0].meta["desc"])
         seen["symbolic"] = any(map(_torch_partition.is_symbolic, joint.graph.nodes))
@@ -334,7 +457,8 @@ def test_the_partitioners_of_torch_still_cut_as_they_did() -> None:
     run = torch.compile(lambda x: x.sin().exp(), backend=_torch_partition.plain_backend(partition))
     run(x).sum().backward()
     assert torch.allclose(x.grad, x.cos() * x.sin().exp())  # type: ignore[arg-type]
-    assert seen == {"inputs": ["primals_1"], "saved": ["primals_1", "sin"], "results": 3, "names": 3, "symbolic": False}
+    assert seen == {"inputs": ["primals_1"], "saved": ["primals_1", "sin"], "gradients": True, "results": 3, "names": 3,
+                    "symbolic": False}
     assert type(_torch_partition.described(0)).__name__ == "SavedForBackwardsAOTOutput"
 
 

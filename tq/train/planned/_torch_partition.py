@@ -6,13 +6,27 @@ sentence what another version lacks.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
 
-__all__ = ["Cut", "cut", "described", "is_symbolic", "joint_parts", "missing", "plain_backend", "without_modes"]
+__all__ = [
+    "Cut", "Parts", "cut", "described", "in_order", "is_symbolic", "joint_parts", "missing", "plain_backend",
+    "without_modes",
+]  # fmt: skip
+
+
+class Parts(NamedTuple):
+    """Of a joint graph: its inputs, the nodes that a forward pass runs, those that a gradient goes into, and the inputs
+    that the step overwrites."""
+
+    inputs: list[fx.Node]
+    forward: set[fx.Node]
+    gradients: set[fx.Node]
+    written: set[fx.Node]
 
 
 class Cut(NamedTuple):
@@ -34,8 +48,11 @@ def missing() -> str | None:
     return None
 
 
-def joint_parts(joint: fx.GraphModule, static: list[int] | None, outputs: int) -> tuple[list[fx.Node], set[fx.Node]]:
-    """Inputs of a joint graph, and the nodes that its forward results need. Equal nodes become one."""
+def joint_parts(joint: fx.GraphModule, static: list[int] | None, outputs: int) -> Parts:
+    """What a joint graph consists of. Equal nodes become one.
+
+    The parts of a result that only backward reads, such as the statistics of a norm, are made by the forward pass too.
+    """
     from torch._functorch import partitioners
     from torch._functorch.compile_utils import fx_graph_cse
 
@@ -45,7 +62,28 @@ def joint_parts(joint: fx.GraphModule, static: list[int] | None, outputs: int) -
     partitioners.force_save_effectful_ops(joint)
     partitioners.force_save_bw_mutation_src(joint)
     parts = partitioners.classify_nodes(joint, static or [], outputs)
-    return list(parts.inputs), set(parts.required_fw_nodes)
+    forward, gradients = set(parts.required_fw_nodes), set[fx.Node]()
+    for node in joint.graph.nodes:
+        if node.target is operator.getitem and node.args[0] in forward:
+            forward.add(node)
+        if partitioners._is_tangent(node) or any(source in gradients for source in node.all_input_nodes):
+            gradients.add(node)
+    return Parts(list(parts.inputs), forward, gradients, _written(joint))
+
+
+def _written(joint: fx.GraphModule) -> set[fx.Node]:
+    from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
+
+    output = joint.graph.find_nodes(op="output")[0]
+    names = {d.mutated_input.expr() for d in _leaves(output.meta.get("desc")) if isinstance(d, InputMutationAOTOutput)}
+    inputs = [node for node in joint.graph.find_nodes(op="placeholder") if node.meta.get("desc") is not None]
+    found = {node for node in inputs if node.meta["desc"].expr() in names}
+    copies = joint.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
+    return found | {node.args[0] for node in copies}
+
+
+def _leaves(tree: Any) -> list[Any]:
+    return [x for part in tree for x in _leaves(part)] if isinstance(tree, list | tuple) else [tree]
 
 
 def cut(joint: fx.GraphModule, saved: list[fx.Node], outputs: int) -> Cut:
@@ -92,10 +130,19 @@ def without_modes() -> Any:
 def plain_backend(partition: Callable[..., Any]) -> Callable[..., Any]:
     """A backend of ``torch.compile`` that runs both graphs operation by operation, without code generation."""
     from torch._dynamo.backends.common import aot_autograd
-    from torch._functorch.aot_autograd import make_boxed_func
+    from torch.fx.graph import _BoxedCodeGen
 
-    def as_it_is(graph: Any, _: Any) -> Any:
-        return make_boxed_func(graph.forward)
+    def as_it_is(graph: fx.GraphModule, _: Any) -> Callable[[list[Any]], Any]:
+        """Takes its arguments out of a list, so that each is freed after its last use."""
+        graph.graph.set_codegen(_BoxedCodeGen())
+        graph.recompile()
+        forward = graph.forward
+
+        def run(arguments: list[Any]) -> Any:
+            return forward(arguments)
+
+        setattr(run, "_boxed_call", True)  # noqa: B010
+        return run
 
     backend: Callable[..., Any] = aot_autograd(fw_compiler=as_it_is, bw_compiler=as_it_is, partition_fn=partition)
     return backend

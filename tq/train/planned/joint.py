@@ -7,6 +7,7 @@ elementwise operation is free.
 
 from __future__ import annotations
 
+import logging
 import operator
 import re
 import time
@@ -18,34 +19,39 @@ import torch
 from torch import Tensor, fx
 
 from tq.systems.rematerialization import KEEP, Graph, Operation, Value, Way
+from tq.train.planned._torch_partition import Parts
 from tq.train.planned.steps import Signature
 from tq.train.planned.trace import Kind, Trace, ties_of
 
-#: Operations of backward that bear what a codec adds: gradients are linear in what they read, or bounded in it.
+#: Operations into which a gradient goes, and which bear what a codec adds: linear in what they read, or bounded in it.
 TOLERANT = frozenset({
-    "mm", "addmm", "bmm", "baddbmm", "convolution_backward", "gelu_backward", "silu_backward", "mish_backward",
-    "hardswish_backward", "softplus_backward", "mul", "native_layer_norm_backward", "_fused_rms_norm_backward",
+    "mm", "addmm", "bmm", "baddbmm", "mul", "convolution_backward", "gelu_backward", "silu_backward", "mish_backward",
+    "hardswish_backward", "softplus_backward", "native_layer_norm_backward", "_fused_rms_norm_backward",
     "native_group_norm_backward", "_scaled_dot_product_flash_attention_for_cpu_backward",
     "_scaled_dot_product_flash_attention_backward", "_scaled_dot_product_efficient_attention_backward",
     "_scaled_dot_product_cudnn_attention_backward",
 })  # fmt: skip
-_SQUARED = (1, 2)  # exponents under which an error stays in proportion
+_LINEAR = frozenset({"mul", "neg", "pow"})  # operations without a gradient whose readers decide; pow: by 1 or 2
+_log = logging.getLogger(__name__)
 _BLOCK = re.compile(r"\.(\d+)(?:\.|$)")
 
 
 class Joint(NamedTuple):
     """A step that was never run.
 
-    trace: as ``tq.train.planned.trace.trace_step`` makes one; nodes: of the graph, one for each value.
+    trace: as ``tq.train.planned.trace.trace_step`` makes one; nodes: of the graph, one for each value; operations: one
+    for each operation.
     """
 
     trace: Trace
     nodes: tuple[fx.Node, ...]
+    operations: tuple[fx.Node, ...]
 
 
 class _Seen(NamedTuple):
-    signature: Signature
-    sources: tuple[int, ...]
+    """As ``ties_of`` takes them. signature: with what may be done to the results."""
+
+    signature: tuple[Signature, tuple[Any, ...]]
     repeatable: bool
     block: int
 
@@ -83,10 +89,12 @@ def tensors(node: fx.Node) -> list[Tensor]:
     return [x for x in (made if isinstance(made, tuple | list) else (made,)) if isinstance(x, Tensor)]
 
 
-def repeatable(node: fx.Node) -> bool:
-    """Whether an operation gives the same again, and changes nothing."""
+def repeatable(node: fx.Node, written: set[fx.Node]) -> bool:
+    """Whether an operation gives the same again, and changes nothing. written: inputs that the step overwrites."""
     target = node.target
     if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
+        return False
+    if target.namespace == "_c10d_functional" or any(memory_of(n) in written for n in node.all_input_nodes):
         return False
     if node.meta.get("recompute") is torch.utils.checkpoint.CheckpointPolicy.MUST_SAVE:
         return False
@@ -119,22 +127,31 @@ class Clock:
         from tqdm import tqdm
 
         self.repeats = repeats
-        self.known: dict[Any, float] = {}
+        self.known: dict[Any, float | None] = {}
         self.bar = tqdm(unit="operation", desc="timing", disable=not progress, dynamic_ncols=True)
 
-    def __call__(self, node: fx.Node) -> float:
-        """Seconds that a node's operation takes."""
+    def __call__(self, node: fx.Node) -> float | None:
+        """Seconds that a node's operation takes; None where it takes no inputs that are made up."""
         key = node.target, _described(node.args), _described(node.kwargs)
         if key not in self.known:
             self.known[key] = self._timed(node)
             self.bar.update()
         return self.known[key]
 
-    def _timed(self, node: fx.Node) -> float:
+    def _timed(self, node: fx.Node) -> float | None:
+        for index in (1, 0):  # ones divide, and zeros are places in every table
+            try:
+                return self._seconds(node, index)
+            except (RuntimeError, IndexError, TypeError, ValueError, NotImplementedError) as error:
+                why = error
+        _log.warning("%s could not be timed, so it is not run again: %s", node.target, why)
+        return None
+
+    def _seconds(self, node: fx.Node, index: int) -> float:
         call: Callable[..., Any] = node.target  # type: ignore[assignment]
         taken = []
         for turn in range(self.repeats + 1):
-            args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: _made_up(n.meta["val"]))
+            args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: _made_up(n.meta.get("val"), index))
             _wait()
             start = time.perf_counter()
             call(*args, **kwargs)
@@ -160,16 +177,18 @@ def _described(argument: Any) -> Any:
     return repr(argument)
 
 
-def _made_up(like: Any) -> Any:
-    """Memory of the same shape, normal numbers or zeros in it; views that repeat elements do so too."""
+def _made_up(like: Any, index: int) -> Any:
+    """Memory of the same shape, probabilities or an index in it; views that repeat elements do so too."""
     if isinstance(like, tuple | list):
-        return type(like)(map(_made_up, like))
+        return type(like)(_made_up(x, index) for x in like)
     if not isinstance(like, Tensor):
         return like
     span = 1 + sum((n - 1) * step for n, step in zip(like.shape, like.stride(), strict=True)) if like.numel() else 0
-    memory = torch.zeros(span, dtype=like.dtype, device=like.device)
-    if like.dtype.is_floating_point:
-        memory.normal_(generator=torch.Generator(like.device).manual_seed(0))
+    if like.dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
+        memory = torch.empty(span, dtype=like.dtype, device=like.device)
+        memory.uniform_(0.1, 0.9, generator=torch.Generator(like.device).manual_seed(0))
+    else:
+        memory = torch.full((span,), index, device=like.device).to(like.dtype)
     return memory.as_strided(like.shape, like.stride())
 
 
@@ -184,18 +203,26 @@ def _readers(node: fx.Node, forward: set[fx.Node]) -> Iterator[tuple[fx.Node, in
             yield user, max((x.dim() for x in tensors(node)), default=0)
 
 
-def _tolerant(x: Tensor, readers: list[tuple[fx.Node, int]]) -> bool:
-    """Whether what backward does with a value bears that it comes back changed. Statistics of rows never do."""
+def _bears(node: fx.Node, parts: Parts) -> bool:
+    """Whether whatever backward does with a result bears that it comes back changed."""
+    for reader, dimensions in _readers(node, parts.forward):
+        name = name_of(reader)
+        if reader not in parts.gradients:
+            if name not in _LINEAR or name == "pow" and reader.args[1] not in (1, 2) or not _bears(reader, parts):
+                return False
+            continue
+        widest = max(x.dim() for source in reader.all_input_nodes for x in tensors(source))
+        if name not in TOLERANT or dimensions < widest and ("norm" in name or "attention" in name):
+            return False
+    return True
+
+
+def _tolerant(node: fx.Node, parts: Parts) -> bool:
+    """Whether a value may be coded. Statistics of rows never are."""
+    (x,) = tensors(node)
     if x.dim() == 0 or x.shape[-1] == 1 or not is_dense(x):
         return False
-    for reader, dimensions in readers:
-        name = name_of(reader)
-        if name not in TOLERANT and not (name == "pow" and reader.args[1] in _SQUARED):
-            return False
-        widest = max(other.dim() for node in reader.all_input_nodes for other in tensors(node))
-        if dimensions < widest and ("norm" in name or "attention" in name):
-            return False
-    return bool(readers)
+    return next(_readers(node, parts.forward), None) is not None and _bears(node, parts)
 
 
 def block_of(node: fx.Node) -> int:
@@ -206,82 +233,91 @@ def block_of(node: fx.Node) -> int:
     return -1
 
 
-def read_joint(joint: fx.GraphModule, forward: set[fx.Node], clock: Clock) -> Joint:
+def read_joint(joint: fx.GraphModule, parts: Parts, clock: Clock) -> Joint:
     """A joint graph as a trace whose values can all be kept, and nothing else.
 
     Args:
         joint: as AOTAutograd gives it to a partitioner; sizes are numbers.
-        forward: its nodes that the results of the forward pass need.
+        parts: of it.
         clock: times the operations.
     """
-    found = _Reading(forward, clock)
+    found = _Reading(parts, clock)
     for node in joint.graph.nodes:
-        if node.op == "call_function":
+        if node.op == "call_function" and seen_through(node) is None:  # a view has no memory and no number
             found.read(node)
-    clock.bar.close()
+    clock.bar.refresh()
     asked = {n for _, n in found.asks}
     nodes: dict[fx.Node, int] = {}
     asks = tuple((nodes.setdefault(reader, len(nodes)), value) for reader, value in found.asks)
+    blocks = [block_of(node) for node in found.operations]
     values = tuple(
-        Value(nbytes, (Way(KEEP, nbytes),), n in asked, by, found.seen[by].block, n in asked and not kind.tolerant)
+        Value(nbytes, (Way(KEEP, nbytes),), n in asked, by, blocks[by], n in asked and not kind.tolerant)
         for n, (nbytes, by, kind) in enumerate(zip(found.nbytes, found.made_by, found.kinds, strict=True))
     )
-    operations = tuple(
-        Operation(seconds if seen.repeatable else None, seen.sources)
-        for seen, seconds in zip(found.seen, found.seconds, strict=True)
-    )
+    operations = tuple(map(Operation, found.again, found.sources))
     graph = Graph(values, operations, asks)
-    signatures = tuple(seen.signature for seen in found.seen)
-    trace = Trace(graph, signatures, tuple(found.kinds), ties_of(found.seen), sum(found.seconds), found.backward_s)
-    return Joint(trace, tuple(found.nodes))
+    uses = [tuple((values[v].asked, found.kinds[v].tolerant) for v in made) for made in graph.made]
+    seen = [
+        _Seen((signature, use), seconds is not None, block)
+        for signature, use, seconds, block in zip(found.signatures, uses, found.again, blocks, strict=True)
+    ]
+    trace = Trace(
+        graph, tuple(found.signatures), tuple(found.kinds), ties_of(seen), found.forward_s, found.backward_s
+    )
+    return Joint(trace, tuple(found.nodes), tuple(found.operations))
 
 
 class _Reading:
     """What is read of a joint graph, node by node."""
 
-    def __init__(self, forward: set[fx.Node], clock: Clock) -> None:
-        self.forward, self.clock = forward, clock
+    def __init__(self, parts: Parts, clock: Clock) -> None:
+        self.parts, self.clock = parts, clock
         self.number_of: dict[fx.Node, int] = {}  # of an operation
         self.value_of: dict[fx.Node, int] = {}
         self.nodes: list[fx.Node] = []
-        self.seen: list[_Seen] = []
-        self.seconds: list[float] = []
+        self.operations: list[fx.Node] = []
+        self.signatures: list[Signature] = []
+        self.sources: list[tuple[int, ...]] = []
+        self.again: list[float | None] = []  # seconds to run an operation again
         self.made_by: list[int] = []
         self.nbytes: list[int] = []
         self.kinds: list[Kind] = []
         self.asks: list[tuple[fx.Node, int]] = []
-        self.backward_s = 0.0
+        self.forward_s = self.backward_s = 0.0
 
     def read(self, node: fx.Node) -> None:
-        """A view has no memory and no number; a part of a result has that of its operation."""
-        timed = isinstance(node.target, torch._ops.OpOverload) and not node.target._schema.is_mutable
-        if seen_through(node) is not None:
-            return
-        if node not in self.forward:
-            self._asked(node)
-            self.backward_s += self.clock(node) if timed else 0.0
+        """A part of a result has the number of its operation."""
+        if node not in self.parts.forward:
+            self.backward_s += self._seconds(node) or 0.0
+            for source in map(memory_of, node.all_input_nodes):
+                if source in self.value_of:
+                    self.asks.append((node, self.value_of[source]))
         elif node.target is operator.getitem:
-            if node.args[0] in self.number_of:
-                self._value(node, self.number_of[node.args[0]])  # type: ignore[index]
+            self._value(node, self.number_of[node.args[0]])  # type: ignore[index]
         else:
-            number = self.number_of[node] = len(self.seen)
-            shapes = tuple(tuple(x.shape) for n in (*node.all_input_nodes, node) for x in tensors(n))
-            read = dict.fromkeys(map(memory_of, node.all_input_nodes))
-            sources = tuple(self.value_of[m] for m in read if m in self.value_of)
-            self.seen.append(_Seen(Signature(str(node.target), shapes), sources, repeatable(node), block_of(node)))
-            self.seconds.append(self.clock(node) if timed else 0.0)
-            if isinstance(node.meta.get("val"), Tensor):
-                self._value(node, number)
+            self._operation(node)
+
+    def _operation(self, node: fx.Node) -> None:
+        number = self.number_of[node] = len(self.operations)
+        shapes = tuple(tuple(x.shape) for n in (*node.all_input_nodes, node) for x in tensors(n))
+        seconds, read = self._seconds(node), dict.fromkeys(map(memory_of, node.all_input_nodes))
+        self.operations.append(node)
+        self.signatures.append(Signature(str(node.target), shapes))
+        self.sources.append(tuple(self.value_of[m] for m in read if m in self.value_of))
+        self.again.append(seconds if repeatable(node, self.parts.written) else None)
+        self.forward_s += seconds or 0.0
+        self._value(node, number)
+
+    def _seconds(self, node: fx.Node) -> float | None:
+        target = node.target
+        plain = isinstance(target, torch._ops.OpOverload) and not target._schema.is_mutable
+        return self.clock(node) if plain and target.namespace != "_c10d_functional" else None  # type: ignore[union-attr]
 
     def _value(self, node: fx.Node, number: int) -> None:
-        (x,) = tensors(node)
-        self.value_of[node] = len(self.nodes)
-        self.nodes.append(node)
-        self.made_by.append(number)
-        self.nbytes.append(x.numel() * x.element_size())
-        self.kinds.append(Kind(x.dtype, x.numel(), _tolerant(x, [*_readers(node, self.forward)])))
-
-    def _asked(self, reader: fx.Node) -> None:
-        for node in map(memory_of, reader.all_input_nodes):
-            if node in self.value_of:
-                self.asks.append((reader, self.value_of[node]))
+        x = node.meta.get("val")
+        if isinstance(x, Tensor):
+            self.value_of[node] = len(self.nodes)
+            self.nodes.append(node)
+            self.made_by.append(number)
+            self.nbytes.append(x.numel() * x.element_size())
+            self.kinds.append(Kind(x.dtype, x.numel(), _tolerant(node, self.parts)))

@@ -21,7 +21,8 @@ from tq.quant.settings import int_in
 from tq.systems.rematerialization import GAP, KEEP, Graph
 from tq.train.linear import _spell as spell
 from tq.train.planned import _torch_partition
-from tq.train.planned.joint import Clock, Joint, read_joint
+from tq.train.planned._torch_partition import Parts
+from tq.train.planned.joint import Clock, Joint, read_joint, seen_through
 from tq.train.planned.plan import BITS, MIN_ELEMENTS, Plan, Priced, Prices
 
 _steps: list[Iterator[int]] = []  # forward passes of each graph of this process
@@ -52,6 +53,7 @@ class PlannedBackend:
         min_elements: smaller tensors are not coded.
         repeats: of every timing.
         progress: whether a bar shows the timing.
+        clock: of another backend, whose timings serve here too; then ``repeats`` and ``progress`` are its own.
 
     Attributes:
         plans: a ``Plan`` for each graph that was compiled, in their order; ``print(plan)`` says in a line what it does.
@@ -83,6 +85,7 @@ class PlannedBackend:
         min_elements: int = MIN_ELEMENTS,
         repeats: int = 5,
         progress: bool = True,
+        clock: Clock | None = None,
     ) -> None:
         if (why := _torch_partition.missing()) is not None:
             raise RuntimeError(why)
@@ -98,7 +101,8 @@ class PlannedBackend:
         self.codec = Codec(scale_dtype=torch.bfloat16) if codec is None else codec
         self.budget, self.noise = budget, noise
         self.bits, self.min_elements = tuple(sorted(set(bits))), min_elements
-        self.repeats, self.progress = repeats, progress
+        int_in("repeats", repeats, 1, 1000)
+        self.repeats, self.clock = repeats, Clock(repeats, progress) if clock is None else clock
         self.plans: list[Plan] = []
         self._backend = _torch_partition.plain_backend(self._partition)
 
@@ -111,14 +115,14 @@ class PlannedBackend:
         self, joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, static_lifetime_input_indices: Any = None,
         **options: Any,
     ) -> tuple[fx.GraphModule, fx.GraphModule]:  # fmt: skip
-        inputs, forward = _torch_partition.joint_parts(joint, static_lifetime_input_indices, num_fwd_outputs)
+        parts = _torch_partition.joint_parts(joint, static_lifetime_input_indices, num_fwd_outputs)
         if any(map(_torch_partition.is_symbolic, joint.graph.nodes)):
             raise ValueError("sizes are not known while the model is compiled: pass dynamic=False to torch.compile")
         with _torch_partition.without_modes():
-            read = read_joint(joint, forward, Clock(self.repeats, self.progress))
+            read = read_joint(joint, parts, self.clock)
             plan = self._priced(read).replanned(self.budget, noise=self.noise, gap=GAP)
         self.plans.append(plan)
-        return _Divided(joint, inputs, read, plan, num_fwd_outputs).graphs()
+        return _Divided(joint, parts, read, plan, num_fwd_outputs).graphs()
 
     def _priced(self, read: Joint) -> Priced:
         trace, graph = read.trace, read.trace.graph
@@ -146,9 +150,10 @@ class _Saved(NamedTuple):
 class _Divided:
     """The two graphs of a plan. Codes are those of ``torch.ops.tq.encode``, which other layers use too."""
 
-    def __init__(self, joint: fx.GraphModule, inputs: list[fx.Node], read: Joint, plan: Plan, outputs: int) -> None:
+    def __init__(self, joint: fx.GraphModule, parts: Parts, read: Joint, plan: Plan, outputs: int) -> None:
         stored = [read.nodes[value] for value in plan.choice.stored]
-        self.cut = _torch_partition.cut(joint, [*inputs, *stored], outputs)
+        self.cut = _torch_partition.cut(joint, [*parts.inputs, *stored], outputs)
+        _check(self.cut.backward, parts, {read.operations[number].name for number in plan.choice.again})
         self.outputs, self.graph, self.coded = outputs, len(_steps), list[_Saved]()
         _steps.append(itertools.count())
         ways = {read.nodes[v].name: plan.trace.graph.values[v].ways[way].name for v, way in plan.choice.stored.items()}
@@ -178,7 +183,8 @@ class _Divided:
         for saved in self.coded:
             node = nodes[saved.node.name]
             with graph.inserting_before(node.next):
-                flat = _called(graph, _ATEN.as_strided.default, node, [saved.like.numel()], [1])
+                turned = _called(graph, _ATEN.permute.default, node, _order(saved.like))
+                flat = _called(graph, _ATEN.reshape.default, turned, [-1])
                 code = _called(graph, _TQ.encode.default, flat, saved.codec, _step_of(graph, step, saved))
                 payload, scale = (_called(graph, operator.getitem, code, place) for place in (0, 1))
             scales.append(scale)
@@ -204,12 +210,32 @@ class _Divided:
             with graph.inserting_before(body):
                 how = [like.numel()], like.dtype, saved.codec, _step_of(graph, step, saved)
                 flat = _called(graph, _TQ.decode.default, codes, scale, *how)
-                x = _called(graph, _ATEN.as_strided.default, flat, [*like.shape], [*like.stride()])
+                order = _order(like)
+                x = _called(graph, _ATEN.view.default, flat, [like.shape[d] for d in order])
+                x = _called(graph, _ATEN.permute.default, x, [order.index(d) for d in range(like.dim())])
             old.replace_all_uses_with(x)
             graph.erase_node(old)
 
 
 _TQ, _ATEN = torch.ops.tq, torch.ops.aten
+
+
+def _check(backward: fx.GraphModule, parts: Parts, again: set[str]) -> None:
+    """What runs again is what the plan says, no more and no less."""
+    forward = {node.name for node in parts.forward if node.target is not operator.getitem}
+    runs = [n for n in backward.graph.nodes if n.op == "call_function" and seen_through(n) is None]
+    found = {node.name for node in runs if node.name in forward}
+    if found != again:
+        raise RuntimeError(
+            f"the graph of backward runs {sorted(found - again)} again, which the plan does not, and lacks "
+            f"{sorted(again - found)}: please report this model"
+        )
+
+
+def _order(x: Tensor) -> list[int]:
+    """Dimensions by how far apart their elements lie in memory, the farthest first."""
+    stride, shape = x.stride(), x.shape
+    return sorted(range(x.dim()), key=lambda d: (-stride[d], -shape[d]))
 
 
 def _step_of(graph: fx.Graph, step: fx.Node, saved: _Saved) -> fx.Node:

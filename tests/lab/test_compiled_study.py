@@ -14,7 +14,7 @@ SHAPE = dict(layers=2, hidden=64, heads=2, vocab=64, seq=64)
 
 def test_methods_side_by_side() -> None:
     """Every plan saves what it said, and every knapsack what its budget allows, after all of them are compiled."""
-    task = dict(shape=SHAPE, sequences=2, budgets=[0.5, 0.25], knapsack=[0.5], repeats=1, seed=0)
+    task = dict(shape=SHAPE, sequences=2, budgets=[0.5, 0.25], knapsack=[0.5], tries=4, repeats=1, seed=0)
     rows = study.side_by_side(task)["rows"]
     plans = {name: row for name, row in rows.items() if row["planned"] is not None}
     assert set(plans) == {f"{start} {b}" for start in (study.PLANNED, study.EXACT) for b in ("50%", "25%")}

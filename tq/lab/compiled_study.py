@@ -41,7 +41,6 @@ EXACT = "planned, compiled, without 4 bits"
 MIN_CUT = "torch min-cut"  # before any budget: results that a code generator would fuse are computed again
 SAME_BYTES = "torch knapsack, same bytes"
 TIMED = "torch knapsack, same bytes, timed"  # by the planner's clock instead of FLOPs
-_TRIES = 6  # of a share, each of which compiles the model
 Compiled = tuple[GPT, Callable[[], Tensor], Plan | None]
 
 
@@ -71,15 +70,18 @@ class Compiler:
         with config.patch(options):
             return *self._run(plain_backend(min_cut_rematerialization_partition)), None
 
-    def knapsack_within(self, nbytes: int, *, timed: bool = False) -> Compiled:
-        """The same at the largest share, of a few that are tried by bisection, that saves no more than these bytes."""
-        low, high, best = 0.0, 1.0, self.knapsack(0.0, timed=timed)
-        for _ in range(_TRIES):
-            found = self.knapsack((low + high) / 2, timed=timed)
+    def knapsack_within(self, nbytes: int, whole: int, tries: int, *, timed: bool = False) -> Compiled:
+        """The same at that share which saves the most but no more than these bytes: of a share as large as theirs of
+        the ``whole`` without a budget, and of so many more that bisection tries."""
+        low, high, share = 0.0, 1.0, min(1.0, nbytes / whole)
+        best = self.knapsack(0.0, timed=timed)
+        for _ in range(tries + 1):
+            found = self.knapsack(share, timed=timed)
             if self.saved(found) <= nbytes:
-                low, best = (low + high) / 2, found
+                low, best = share, max(best, found, key=self.saved)
             else:
-                high = (low + high) / 2
+                high = share
+            share = (low + high) / 2
         return best
 
     def plan(self, nbytes: int, bits: tuple[int, ...]) -> Compiled:
@@ -137,33 +139,35 @@ def measured(
     *,
     budgets: tuple[float, ...] = BUDGETS,
     knapsack: tuple[float, ...] = KNAPSACK,
+    tries: int = 6,
     repeats: int = 9,
     seed: int = 0,
     progress: bool = True,
 ) -> dict[str, Any]:
     """Every method of one run on one thread, as ``tq.lab.recompute_study.measured``, with the same rows for each.
 
-    Budgets are shares of what keeping all keeps in eager mode.
+    budgets: shares of what keeping all keeps in eager mode; knapsack: its shares as users set them; tries: of further
+    shares that give it the bytes of a budget, each of which compiles the model twice.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return _measured(shape, batch_of(shape, sequences, seed), (budgets, knapsack), repeats, seed, progress)
+        ids = batch_of(shape, sequences, seed)
+        return _measured(GPT(shape, seed=0), ids, (budgets, knapsack, tries), (repeats, seed, progress))
     finally:
         torch.set_num_threads(threads)
 
 
 def _measured(
-    shape: GPTConfig, ids: Tensor, shares: tuple[tuple[float, ...], tuple[float, ...]], repeats: int, seed: int,
-    progress: bool,
-) -> dict[str, Any]:  # fmt: skip
-    model, (budgets, knapsack) = GPT(shape, seed=0), shares
+    model: GPT, ids: Tensor, shares: tuple[tuple[float, ...], tuple[float, ...], int], how: tuple[int, int, bool]
+) -> dict[str, Any]:
+    (budgets, knapsack, tries), (repeats, seed, progress) = shares, how
     eager = {name: context for name, (context, _) in eager_methods(model, {}, ()).items()}
     rows: dict[str, Any] = {
         name: {"kept": _kept(model, ids, context, None), "base": KEEP, **_said(None)} for name, context in eager.items()
     }
     limits = {b: int(b * rows[KEEP]["kept"]) for b in budgets}
-    compiled = _compiled(Compiler(shape, ids, Clock(5, progress)), limits, knapsack)
+    compiled = _compiled(Compiler(model.config, ids, Clock(5, progress)), limits, knapsack, tries)
     for name, (other, forward, plan) in compiled.items():
         rows[name] = {"kept": saved(other, forward, ids), "base": COMPILED, **_said(plan)}
         rows[name] |= {"noise": None if plan is None else plan.choice.noise, "gradients": _gradients(other, forward)}
@@ -182,17 +186,20 @@ def _measured(
     return {"rows": rows, "repeats": repeats, "tokens": ids.numel(), "parameters": model.num_parameters}
 
 
-def _compiled(compiler: Compiler, limits: Mapping[float, int], knapsack: tuple[float, ...]) -> dict[str, Compiled]:
+def _compiled(
+    compiler: Compiler, limits: Mapping[float, int], knapsack: tuple[float, ...], tries: int
+) -> dict[str, Compiled]:
     from torch._dynamo import config as dynamo
 
     torch._dynamo.reset()  # not again: all but the last would be compiled anew, at no budget, when they are called
-    with dynamo.patch(recompile_limit=8 + len(knapsack) + (2 * _TRIES + 4) * len(limits)):
+    with dynamo.patch(recompile_limit=8 + len(knapsack) + (2 * tries + 8) * len(limits)):
         found = {COMPILED: compiler.keeping_all(), MIN_CUT: compiler.knapsack(1.0)}
+        whole = compiler.saved(found[MIN_CUT])
         for share in knapsack:
             found[f"torch knapsack {share:.0%}"] = compiler.knapsack(share)
         for share, limit in limits.items():
-            found[f"{SAME_BYTES} {share:.0%}"] = compiler.knapsack_within(limit)
-            found[f"{TIMED} {share:.0%}"] = compiler.knapsack_within(limit, timed=True)
+            found[f"{SAME_BYTES} {share:.0%}"] = compiler.knapsack_within(limit, whole, tries)
+            found[f"{TIMED} {share:.0%}"] = compiler.knapsack_within(limit, whole, tries, timed=True)
             found[f"{PLANNED} {share:.0%}"] = compiler.plan(limit, (4,))
             found[f"{EXACT} {share:.0%}"] = compiler.plan(limit, ())
     compiler.clock.bar.close()
@@ -206,11 +213,11 @@ def _gradients(model: GPT, forward: Callable[[], Tensor]) -> list[Tensor]:
 
 
 def side_by_side(task: Mapping[str, Any], device: str = "cpu") -> dict[str, Any]:
-    """``measured`` by a task: "shape" (fields of ``GPTConfig``), "sequences", "budgets", "knapsack", "repeats",
-    "seed"."""
+    """``measured`` by a task: "shape" (fields of ``GPTConfig``), "sequences", "budgets", "knapsack", "tries",
+    "repeats", "seed"."""
     return measured(
         GPTConfig(**task["shape"]), task["sequences"], budgets=tuple(task["budgets"]),
-        knapsack=tuple(task["knapsack"]), repeats=task["repeats"], seed=task["seed"],
+        knapsack=tuple(task["knapsack"]), tries=task["tries"], repeats=task["repeats"], seed=task["seed"],
     )  # fmt: skip
 
 

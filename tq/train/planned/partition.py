@@ -9,34 +9,67 @@ from __future__ import annotations
 
 import itertools
 import operator
+import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
+from statistics import median
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
 
-from tq.quant.codec import Codec
+from tq.quant.codec import Code, Codec
 from tq.quant.settings import int_in
 from tq.systems.rematerialization import GAP, KEEP, Graph
-from tq.train.linear import _spell as spell
 from tq.train.planned import _torch_partition
 from tq.train.planned._torch_partition import Parts
 from tq.train.planned.joint import Clock, Joint, read_joint, seen_through
 from tq.train.planned.plan import BITS, MIN_ELEMENTS, Plan, Priced, Prices
 
+_CACHES = 64 << 20  # bytes that are written before each timing of a code
 _steps: list[Iterator[int]] = []  # forward passes of each graph of this process
+_codecs: list[Codec] = []  # by number
 
 
-@torch.library.custom_op("tq::activation_step", mutates_args=())
-def _activation_step(graph: int) -> Tensor:
+# Plain functions: what ``torch.library`` wraps around an operation takes as long as to encode a quarter of a million
+# numbers when it comes between products, which leave little of the interpreter in the caches.
+
+
+def next_step(graph: int) -> Tensor:
     """The number of a graph's forward pass, int64 on the host: no two passes rotate alike."""
     return torch.tensor(next(_steps[graph]))
 
 
-@_activation_step.register_fake
-def _(graph: int) -> Tensor:
-    return torch.empty((), dtype=torch.int64)
+def encode(x: Tensor, step: Tensor, codec: int, number: int) -> tuple[Tensor, Tensor]:
+    """(payload, scales) of a tensor; number: of the tensor in its graph."""
+    code = _codecs[codec].at_step(int(step) + (number << 32)).encode(x)
+    return code.payload, code.scales
+
+
+def decode(
+    payload: Tensor, scales: Tensor, step: Tensor, codec: int, number: int, elements: int, dtype: torch.dtype
+) -> Tensor:
+    """What ``encode`` was given, near enough, in one dimension."""
+    made = _codecs[codec].at_step(int(step) + (number << 32))
+    return made.decode(Code._unchecked(made, (elements,), dtype, payload, scales, False))
+
+
+class ColdPrices(Prices):
+    """What codes cost between the operations of a step: with caches that hold other things."""
+
+    def _timed(self, call: Callable[[], Any]) -> float:
+        other = torch.zeros(_CACHES // 4, device=self.device)
+        taken = []
+        for _ in range(2 * self.repeats + 1):
+            other.add_(1.0)
+            if self.device.type == "cuda":
+                torch.cuda.synchronize()
+            start = time.perf_counter()
+            call()
+            if self.device.type == "cuda":
+                torch.cuda.synchronize()
+            taken.append(time.perf_counter() - start)
+        return median(taken[1:])
 
 
 class PlannedBackend:
@@ -127,17 +160,17 @@ class PlannedBackend:
     def _priced(self, read: Joint) -> Priced:
         trace, graph = read.trace, read.trace.graph
         device = next((node.meta["val"].device for node in read.nodes), torch.device("cpu"))
-        prices = Prices(self.codec, self.bits, self.min_elements, None, device, self.repeats)
+        prices = ColdPrices(self.codec, self.bits, self.min_elements, None, device, self.repeats)
         pairs = zip(graph.values, trace.kinds, strict=True)
         values = tuple(value._replace(ways=prices.ways(value.nbytes, kind)) for value, kind in pairs)
         return Priced(replace(trace, graph=Graph(values, graph.operations, graph.asks)), self.codec, None)
 
 
 class _Saved(NamedTuple):
-    """A value that is stored in codes. codec: as text; number: among those of its graph."""
+    """A value that is stored in codes. codec: its place in ``_codecs``; number: among those of its graph."""
 
     node: fx.Node
-    codec: str
+    codec: int
     number: int
 
     @property
@@ -146,9 +179,17 @@ class _Saved(NamedTuple):
         like: Tensor = self.node.meta["val"]
         return like
 
+    @property
+    def code(self) -> tuple[Tensor, Tensor]:
+        """Payload and scales, without memory."""
+        codec, x = _codecs[self.codec], self.like
+        blocks = codec.blocks((x.numel(),))
+        payload = x.new_empty(blocks, codec.packed_bytes, dtype=torch.uint8)
+        return payload, x.new_empty(blocks, dtype=codec.scale_dtype)
+
 
 class _Divided:
-    """The two graphs of a plan. Codes are those of ``torch.ops.tq.encode``, which other layers use too."""
+    """The two graphs of a plan."""
 
     def __init__(self, joint: fx.GraphModule, parts: Parts, read: Joint, plan: Plan, outputs: int) -> None:
         stored = [read.nodes[value] for value in plan.choice.stored]
@@ -157,9 +198,13 @@ class _Divided:
         self.outputs, self.graph, self.coded = outputs, len(_steps), list[_Saved]()
         _steps.append(itertools.count())
         ways = {read.nodes[v].name: plan.trace.graph.values[v].ways[way].name for v, way in plan.choice.stored.items()}
+        numbers: dict[Codec, int] = {}
         for node in self.cut.saved:
             if (codec := plan.codec_of(ways.get(node.name, KEEP))) is not None:
-                self.coded.append(_Saved(node, spell(codec), len(self.coded)))
+                if codec not in numbers:
+                    numbers[codec] = len(_codecs)
+                    _codecs.append(codec)
+                self.coded.append(_Saved(node, numbers[codec], len(self.coded)))
 
     def graphs(self) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Forward and backward, with encoding and decoding in them."""
@@ -178,14 +223,15 @@ class _Divided:
         output = graph.find_nodes(op="output")[0]
         results, scales = list(output.args[0]), []
         with graph.inserting_before(next(node for node in graph.nodes if node.op != "placeholder")):
-            step = graph.call_function(_TQ.activation_step.default, (self.graph,))
+            step = graph.call_function(next_step, (self.graph,))
             step.meta["val"] = torch.empty((), dtype=torch.int64)
         for saved in self.coded:
             node = nodes[saved.node.name]
             with graph.inserting_before(node.next):
                 turned = _called(graph, _ATEN.permute.default, node, _order(saved.like))
                 flat = _called(graph, _ATEN.reshape.default, turned, [-1])
-                code = _called(graph, _TQ.encode.default, flat, saved.codec, _step_of(graph, step, saved))
+                code = graph.call_function(encode, (flat, step, saved.codec, saved.number))
+                code.meta["val"] = saved.code
                 payload, scale = (_called(graph, operator.getitem, code, place) for place in (0, 1))
             scales.append(scale)
             results[next(n for n in range(self.outputs, len(results)) if results[n] is node)] = payload
@@ -201,23 +247,22 @@ class _Divided:
         body = next(node for node in graph.nodes if node.op != "placeholder")
         with graph.inserting_before(next(iter(places.values()))):
             step = _placed(graph, "activation_step", torch.empty((), dtype=torch.int64))
-            made = [_TQ.encode.default(s.like.new_empty(s.like.numel()), s.codec, step.meta["val"]) for s in self.coded]
-            scales = [_placed(graph, f"{s.node.name}_scales", x) for s, (_, x) in zip(self.coded, made, strict=True)]
-        for saved, (payload, _), scale in zip(self.coded, made, scales, strict=True):
+            scales = [_placed(graph, f"{saved.node.name}_scales", saved.code[1]) for saved in self.coded]
+        for saved, scale in zip(self.coded, scales, strict=True):
             old, like = places[saved.node.name], saved.like
             with graph.inserting_before(old):
-                codes = _placed(graph, f"{old.name}_codes", payload)
+                codes = _placed(graph, f"{old.name}_codes", saved.code[0])
             with graph.inserting_before(body):
-                how = [like.numel()], like.dtype, saved.codec, _step_of(graph, step, saved)
-                flat = _called(graph, _TQ.decode.default, codes, scale, *how)
-                order = _order(like)
+                how = saved.codec, saved.number, like.numel(), like.dtype
+                flat = graph.call_function(decode, (codes, scale, step, *how))
+                flat.meta["val"], order = like.new_empty(like.numel()), _order(like)
                 x = _called(graph, _ATEN.view.default, flat, [like.shape[d] for d in order])
                 x = _called(graph, _ATEN.permute.default, x, [order.index(d) for d in range(like.dim())])
             old.replace_all_uses_with(x)
             graph.erase_node(old)
 
 
-_TQ, _ATEN = torch.ops.tq, torch.ops.aten
+_ATEN = torch.ops.aten
 
 
 def _check(backward: fx.GraphModule, parts: Parts, again: set[str]) -> None:
@@ -236,11 +281,6 @@ def _order(x: Tensor) -> list[int]:
     """Dimensions by how far apart their elements lie in memory, the farthest first."""
     stride, shape = x.stride(), x.shape
     return sorted(range(x.dim()), key=lambda d: (-stride[d], -shape[d]))
-
-
-def _step_of(graph: fx.Graph, step: fx.Node, saved: _Saved) -> fx.Node:
-    """Names the rotation of one value in one step."""
-    return _called(graph, _ATEN.add.Scalar, step, saved.number << 32)
 
 
 def _placed(graph: fx.Graph, name: str, like: Tensor) -> fx.Node:

@@ -28,9 +28,17 @@ def test_methods_side_by_side() -> None:
     assert 0.35 * rows[study.MIN_CUT]["kept"] < rows["torch knapsack 50%"]["kept"] <= 0.55 * rows[study.MIN_CUT]["kept"]
     assert rows[COMPILED]["kept"] == pytest.approx(whole, rel=0.05)
     assert rows[COMPILED]["ratios"] == rows[KEEP]["ratios"] == [1.0]
+    both = study.pooled([rows, rows])
+    assert both[study.COMPILED]["ratios"] == [1.0, 1.0] and both[KEEP]["exact"]
+    assert all(row["as planned"] for row in both.values())
+    assert not both["uniform 4 bits"]["exact"] and both[f"{study.EXACT} 50%"]["exact"]
+    assert len(both[f"{study.PLANNED} 50%"]["off"]) == 2
     seconds = study.in_seconds(rows)
     assert sorted(seconds[name]["ratios"][0] for name in (KEEP, COMPILED))[0] == 1.0
     assert best_single(rows, 0.5) not in plans
+    coded, share = rows[f"{study.CODED_KNAPSACK} 50%"], rows["torch knapsack 50%"]["kept"]
+    assert coded["kept"] < 0.6 * share and not coded["equal"] and 0 < coded["error"] < 0.5
+    assert rows[f"{study.EXACT} 50%"]["error"] == 0.0
 
 
 def test_a_gain_and_its_interval() -> None:

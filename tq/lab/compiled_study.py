@@ -7,7 +7,8 @@ the planner's timings in the place of its FLOPs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
@@ -32,16 +33,39 @@ from tq.lab.recompute_study import (
 )
 from tq.train.model import GPT, GPTConfig
 from tq.train.planned._torch_partition import plain_backend, without_modes
-from tq.train.planned.joint import Clock
+from tq.train.planned.joint import Clock, Joint, memory_of
 from tq.train.planned.partition import PlannedBackend
-from tq.train.planned.plan import Plan
+from tq.train.planned.plan import Plan, Priced
 
 PLANNED = "planned, compiled"  # and " 50%" and so on
 EXACT = "planned, compiled, without 4 bits"
 MIN_CUT = "torch min-cut"  # before any budget: results that a code generator would fuse are computed again
 SAME_BYTES = "torch knapsack, same bytes"
 TIMED = "torch knapsack, same bytes, timed"  # by the planner's clock instead of FLOPs
+CODED_KNAPSACK = "torch knapsack in 4 bits"
+CODED = (1.0, 0.7, 0.5, 0.4, 0.3, 0.2)  # its shares
 Compiled = tuple[GPT, Callable[[], Tensor], Plan | None]
+
+
+class CodedKnapsack(PlannedBackend):
+    """PyTorch's knapsack at a share of its own, and then all that it stores and that may be coded in 4 bits: a single
+    rule for all tensors, in the graph in which plans choose for each. What backward must have as it was is kept."""
+
+    def __init__(self, share: float, clock: Clock) -> None:
+        super().__init__(1.0, bits=(4,), clock=clock)
+        self.share = share
+
+    def _chosen(self, joint: torch.fx.GraphModule, read: Joint, priced: Priced, outputs: int) -> Plan:
+        from torch._functorch import config
+        from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+        with config.patch(activation_memory_budget=self.share):
+            _, backward = min_cut_rematerialization_partition(deepcopy(joint), None, num_fwd_outputs=outputs)
+        names = {node.name for node in backward.graph.find_nodes(op="placeholder")}
+        kept = {memory_of(node) for node in joint.graph.nodes if node.name in names}
+        values = priced.trace.graph.values
+        stored = {n: values[n].ways[-1].name for n, node in enumerate(read.nodes) if node in kept}
+        return priced.stored(stored | {n: value.ways[0].name for n, value in enumerate(values) if value.strict})
 
 
 @dataclass
@@ -83,6 +107,10 @@ class Compiler:
                 high = share
             share = (low + high) / 2
         return best
+
+    def coded_knapsack(self, share: float) -> Compiled:
+        """The knapsack's choice at a share, in 4 bits. Its plan is none of ours."""
+        return *self._run(CodedKnapsack(share, self.clock)), None
 
     def plan(self, nbytes: int, bits: tuple[int, ...]) -> Compiled:
         """By the plan that stores no more than these bytes."""
@@ -175,6 +203,7 @@ def _measured(
     for name in compiled:
         found = rows[name].pop("gradients")
         rows[name]["equal"] = all(torch.equal(a, b) for a, b in zip(found, exact, strict=True))
+        rows[name]["error"] = _error(found, exact)
     calls: dict[str, Callable[[], None]] = {
         **{name: partial(_step, model, ids, context) for name, context in eager.items()},
         **{name: partial(_compiled_step, other, forward) for name, (other, forward, _) in compiled.items()},
@@ -192,11 +221,13 @@ def _compiled(
     from torch._dynamo import config as dynamo
 
     torch._dynamo.reset()  # not again: all but the last would be compiled anew, at no budget, when they are called
-    with dynamo.patch(recompile_limit=8 + len(knapsack) + (2 * tries + 8) * len(limits)):
+    with dynamo.patch(recompile_limit=8 + len(CODED) + len(knapsack) + (2 * tries + 8) * len(limits)):
         found = {COMPILED: compiler.keeping_all(), MIN_CUT: compiler.knapsack(1.0)}
         whole = compiler.saved(found[MIN_CUT])
         for share in knapsack:
             found[f"torch knapsack {share:.0%}"] = compiler.knapsack(share)
+        for share in CODED:
+            found[f"{CODED_KNAPSACK} {share:.0%}"] = compiler.coded_knapsack(share)
         for share, limit in limits.items():
             found[f"{SAME_BYTES} {share:.0%}"] = compiler.knapsack_within(limit, whole, tries)
             found[f"{TIMED} {share:.0%}"] = compiler.knapsack_within(limit, whole, tries, timed=True)
@@ -219,6 +250,28 @@ def side_by_side(task: Mapping[str, Any], device: str = "cpu") -> dict[str, Any]
         GPTConfig(**task["shape"]), task["sequences"], budgets=tuple(task["budgets"]),
         knapsack=tuple(task["knapsack"]), tries=task["tries"], repeats=task["repeats"], seed=task["seed"],
     )  # fmt: skip
+
+
+def _error(found: list[Tensor], exact: list[Tensor]) -> float:
+    """Relative error of all gradients together, by their norm."""
+    wrong = sum(float((a - b).square().sum()) for a, b in zip(found, exact, strict=True))
+    return float((wrong / sum(float(b.square().sum()) for b in exact)) ** 0.5)
+
+
+def pooled(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Rows of several processes as one: turns after turns; of bytes, peaks and errors the largest."""
+    found = {}
+    for name, row in runs[0].items():
+        each = [run[name] for run in runs]
+        found[name] = row | {key: [x for one in each for x in one[key]] for key in ("seconds", "ratios")}
+        found[name] |= {key: max(one[key] for one in each) for key in _LARGEST if row.get(key) is not None}
+        found[name]["as planned"] = all(one["planned"] in (None, one["kept"]) for one in each)
+        found[name]["off"] = [one["predicted"] - median(one["ratios"]) for one in each if one["predicted"]]
+        found[name]["exact"] = all(one.get("equal", "4 bits" not in name) for one in each)
+    return found
+
+
+_LARGEST = ("kept", "planned", "peak", "noise", "error")
 
 
 def in_seconds(rows: Mapping[str, Any]) -> dict[str, Any]:

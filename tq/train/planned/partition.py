@@ -153,9 +153,12 @@ class PlannedBackend:
             raise ValueError("sizes are not known while the model is compiled: pass dynamic=False to torch.compile")
         with _torch_partition.without_modes():
             read = read_joint(joint, parts, self.clock)
-            plan = self._priced(read).replanned(self.budget, noise=self.noise, gap=GAP)
+            plan = self._chosen(joint, read, self._priced(read), num_fwd_outputs)
         self.plans.append(plan)
         return _Divided(joint, parts, read, plan, num_fwd_outputs).graphs()
+
+    def _chosen(self, joint: fx.GraphModule, read: Joint, priced: Priced, outputs: int) -> Plan:
+        return priced.replanned(self.budget, noise=self.noise, gap=GAP)
 
     def _priced(self, read: Joint) -> Priced:
         trace, graph = read.trace, read.trace.graph

@@ -218,11 +218,10 @@ def _bears(node: fx.Node, parts: Parts) -> bool:
 
 
 def _tolerant(node: fx.Node, parts: Parts) -> bool:
-    """Whether a value may be coded. Statistics of rows never are."""
+    """Whether a value may be coded. Statistics of rows never are. What backward does not read itself may be: what is
+    computed again from it then bears the noise, or the program may not choose so."""
     (x,) = tensors(node)
-    if x.dim() == 0 or x.shape[-1] == 1 or not is_dense(x):
-        return False
-    return next(_readers(node, parts.forward), None) is not None and _bears(node, parts)
+    return x.dim() > 0 and x.shape[-1] > 1 and is_dense(x) and _bears(node, parts)
 
 
 def block_of(node: fx.Node) -> int:

@@ -47,7 +47,7 @@ def encode(x: Tensor, step: Tensor, codec: int, number: int) -> tuple[Tensor, Te
 
 
 def decode(
-    payload: Tensor, scales: Tensor, step: Tensor, codec: int, number: int, elements: int, dtype: torch.dtype
+    payload: Tensor, scales: Tensor, step: Tensor, codec: int, number: int, *, elements: int, dtype: torch.dtype
 ) -> Tensor:
     """What ``encode`` was given, near enough, in one dimension."""
     made = _codecs[codec].at_step(int(step) + (number << 32))
@@ -256,8 +256,8 @@ class _Divided:
             with graph.inserting_before(old):
                 codes = _placed(graph, f"{old.name}_codes", saved.code[0])
             with graph.inserting_before(body):
-                how = saved.codec, saved.number, like.numel(), like.dtype
-                flat = graph.call_function(decode, (codes, scale, step, *how))
+                given = codes, scale, step, saved.codec, saved.number
+                flat = graph.call_function(decode, given, {"elements": like.numel(), "dtype": like.dtype})
                 flat.meta["val"], order = like.new_empty(like.numel()), _order(like)
                 x = _called(graph, _ATEN.view.default, flat, [like.shape[d] for d in order])
                 x = _called(graph, _ATEN.permute.default, x, [order.index(d) for d in range(like.dim())])

@@ -80,6 +80,7 @@ class PlannedBackend:
 
     Args:
         budget: share of what backward asks for, a float up to 1, or bytes (int); of each graph, where a model has many.
+            Inputs of a graph are not counted: neither weights nor what one graph of a broken model hands the next.
         bits: widths, 1-8, that tensors may be coded in; empty codes nothing.
         noise: most that the relative squared errors of all coded tensors may add up to; None is no limit.
         codec: quantizer; its bits are ignored. None: blocks of 128, unbiased, bfloat16 scales.

@@ -155,14 +155,21 @@ def test_a_group_has_a_name_that_finds_it() -> None:
         dist.destroy_process_group()
 
 
+def test_the_class_of_operations_which_the_documents_of_torch_name_says_what_they_take_and_give() -> None:
+    operation = torch.ops.aten.add_.Tensor
+    assert isinstance(operation, torch._ops.OpOverload) and not isinstance(torch.add, torch._ops.OpOverload)
+    assert operation._schema.is_mutable and not torch.ops.aten.mm.default._schema.is_mutable
+    assert [argument.name for argument in operation._schema.arguments] == ["self", "other", "alpha"]
+
+
 def test_no_private_name_is_used_elsewhere() -> None:
     folder = Path(private.__file__).parent
     names = "cdata|version|sequence_nr|get_backend"
-    pattern = re.compile(rf"\b(?:torch|dist)(?:\.\w+)*\._(?!foreach_|_)\w+|\._(?:{names})\b")
+    pattern = re.compile(rf"\b(?:torch|dist)(?:\.\w+)*\._(?!foreach_|_|ops\.OpOverload\b)\w+|\._(?:{names})\b")
     found = [
         f"{path.name}: {hit}"
         for path in folder.rglob("*.py")
-        if path.name not in ("_torch_private.py", "_pipelining.py")
+        if path.name not in ("_torch_private.py", "_torch_partition.py", "_pipelining.py")
         for hit in pattern.findall(path.read_text())
     ]
     assert not found

@@ -98,7 +98,7 @@ class PlannedBackend:
             known (pass ``dynamic=False`` to ``torch.compile``).
 
     References:
-        Jain et al. 2020 (Checkmate); torch._functorch.partitioners.
+        Jain et al. 2020 (Checkmate); the partitioners of functorch, in PyTorch.
     Example:
         >>> import torch
         >>> from tq.train.planned.partition import PlannedBackend

@@ -62,7 +62,7 @@ def test_a_streamed_run_stands_beside_its_forecast_and_its_twin() -> None:
     (task,) = study.streams(False)
     found = plain(task | {"beside": True})
     assert found["same"] and found["forecast_s"] > 0 and found["measured_s"] > 0 and found["memory_s"] > 0
-    assert 0 <= found["waited"] < 1 and found["binds"] in ("disk", "compute")
+    assert 0 <= found["waited"] < 1 and found["binds"] in ("disk", "compute") and found["trial_s"] > 0
 
 
 def test_a_run_that_fails_is_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,6 +76,8 @@ def test_the_full_plan_holds_what_was_declared() -> None:
     assert len({(r["run"]["hidden"], r["run"]["seq"], r["run"]["layers"], str(r["run"]["state"]))
                 for r in study.streams(True)}) >= 8  # fmt: skip
     assert {r["run"].get("clip") for r in study.streams(True)} == {None, 1.0}
+    pairs = [r["run"] for r in study.pages(True)]
+    assert [r.pop("large") for r in pairs] == [True, False] * 6 and pairs == 12 * pairs[:1]
     assert {(t["n"], t["block"], "naive" in t.get("ways", ["naive"])) for t in study.products(True, 0)} >= {
         (1024, 64, True), (1024, 256, False), (4096, 256, False)}  # fmt: skip
     assert {t["run"]["steps"] for t in study.ceilings(True) if t["run"]["layers"] == 320} == {20}

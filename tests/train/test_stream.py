@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,9 +21,10 @@ from tq.train.optim import TurboQuantAdamW
 from tq.train.stream import StreamedTrainer, layer_groups
 from tq.train.stream.__main__ import bytes_of, main
 from tq.train.stream.export import save
-from tq.train.stream.files import Lane, Pages, Spill, Threads
+from tq.train.stream.files import Lane, Pages, Spill, Threads, buffer_of
 from tq.train.stream.forecast import Run, Speeds, disk_bytes, memory_need, step_model
 from tq.train.stream.layout import Model
+from tq.train.stream.trial import Trial, depths, forecast, trial
 
 ROOT = Path(__file__).resolve().parents[2]
 SHAPE = GPTConfig(layers=3, hidden=32, heads=2, vocab=256, seq=32)
@@ -414,3 +416,54 @@ def test_memory_grows_with_what_is_asked() -> None:
         assert sum(memory_need(more, 0).values()) > need
     deeper = GPTConfig(layers=300, hidden=32, heads=2, vocab=256, seq=32)
     assert sum(memory_need(Run(deeper, CONFIG, Path(), inputs="place"), 0).values()) == need
+
+
+def run_of(place: Path | None, layers: int = 10, resident: int = 0, inputs: str = "memory") -> Run:
+    shape = GPTConfig(layers=layers, hidden=32, heads=2, vocab=256, seq=32)
+    return Run(shape, CONFIG, place, None, inputs, resident=resident, impl="reference")
+
+
+def test_a_trial_is_a_line_through_two_depths(tmp_path: Path) -> None:
+    assert depths(run_of(None)) == (2, 6) and depths(run_of(None, resident=3)) == (5, 9)
+    assert depths(run_of(None, layers=4)) == (2, 4) and depths(run_of(None, layers=2)) == (2,)
+    assert Trial((2, 6), (1.0, 3.0)).step_s(10) == 5.0 and Trial((2,), (1.0,)).step_s(2) == 1.0
+    assert Trial((2, 6), (1.0, 0.9)).step_s(10) == 1.0  # deeper is never faster
+    for run in (run_of(tmp_path, inputs="place"), run_of(None)):
+        tried = trial(run, seconds=0.0)
+        assert len(tried.seconds) == 2 and min(tried.seconds) > 0
+    assert not list(tmp_path.iterdir())  # nothing is left behind
+
+
+def test_a_trial_says_what_a_run_then_takes(tmp_path: Path) -> None:
+    """Twice as deep takes about twice as long, by the trial and by the run."""
+    tried = trial(run_of(tmp_path, layers=24, inputs="place"))
+    with StreamedTrainer(run_of(None, 24).model, CORPUS, CONFIG, tmp_path, inputs="place", impl="reference") as trainer:
+        took = []
+        for _ in range(8):
+            trainer.step()
+            assert trainer.work is not None
+            took.append(trainer.work.seconds)
+    assert 0.3 < tried.step_s(24) / sorted(took)[4] < 3  # wide: other tests run beside it
+
+
+def test_a_trial_that_would_take_long_is_left_out(tmp_path: Path) -> None:
+    short, long = (forecast(run_of(tmp_path), most_s=most) for most in (1e9, 0.0))
+    assert long.trial is None and long.step_s == long.step.seconds() > 0
+    assert short.trial is not None and short.step_s == short.trial.step_s(10)
+    with pytest.raises(OSError):  # what is refused there is told here
+        forecast(run_of(tmp_path / "none"))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="large pages are asked for on Linux")
+def test_buffers_ask_for_large_pages_and_start_at_a_page() -> None:
+    for nbytes in (PAGE, 3 << 20, (4 << 20) + PAGE):
+        buffer = buffer_of(nbytes).fill_(7)
+        assert buffer.nbytes == nbytes and buffer.data_ptr() % PAGE == 0 and int(buffer[-1]) == 7
+    buffer = buffer_of(16 << 20)
+    at, flags = buffer.data_ptr() + (2 << 20), ""
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if found := re.match("([0-9a-f]+)-([0-9a-f]+) ", line):
+            inside = int(found[1], 16) <= at < int(found[2], 16)
+        elif inside and line.startswith("VmFlags:"):
+            flags = line
+    assert "hg" in flags.split()

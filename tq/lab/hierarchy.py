@@ -188,12 +188,11 @@ def disk_rates(folder: str, nbytes: int, depth: int, total: int = 1 << 26) -> di
     """Bytes a second from and to a file past the page cache, in transfers of ``nbytes``, so many at a time."""
     from concurrent.futures import ThreadPoolExecutor
 
-    from tq.train.offload import aligned
-    from tq.train.stream.files import Pages
+    from tq.train.stream.files import Pages, buffer_of
 
     count = max(depth, min(4096, total // nbytes))
     pages, order = Pages(Path(folder), nbytes * count), np.random.default_rng(0).permutation(count)
-    buffers = [aligned(nbytes).fill_(3) for _ in range(depth)]
+    buffers = [buffer_of(nbytes).fill_(3) for _ in range(depth)]
     try:
         found = {}
         for name, move in (("write", pages.write), ("read", pages.read)):

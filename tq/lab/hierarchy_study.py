@@ -121,8 +121,8 @@ def misses_per_layer(trace: list[int], capacity: int, policy: str) -> float:
 
 
 def streamed(beside: bool, run: Mapping[str, Any]) -> dict[str, Any]:
-    """Seconds of a streamed step as forecast and as measured (medians but for the first two steps), bytes as counted
-    over those of the system, and the twin in memory if ``beside``."""
+    """Seconds of a streamed step as forecast by arithmetic and by a trial, and as measured (medians but for the first
+    two steps), bytes as counted over those of the system, and the twin in memory if ``beside``."""
     with tempfile.TemporaryDirectory() as folder:
         found = streaming.forecast_and_measured(folder, **run)
         twin = streaming.in_process("memory", folder, None, **run) if beside else {}
@@ -133,7 +133,7 @@ def streamed(beside: bool, run: Mapping[str, Any]) -> dict[str, Any]:
     took = _middle(one)
     moved = [counted / max(system, 1) for counted, system in zip(one["counted"], one["system"], strict=True)]
     return {
-        "forecast_s": forecast["seconds"], "measured_s": took, "binds": forecast["binds"],
+        "forecast_s": forecast["seconds"], "trial_s": forecast["trial"], "measured_s": took, "binds": forecast["binds"],
         "waited": statistics.median(one["waited"][2:]) / took, "written": forecast["written"], "counted": moved,
         **({"memory_s": _middle(twin), "same": _same(one, twin)} if beside else {}),
     }  # fmt: skip
@@ -215,6 +215,13 @@ def streams(full: bool) -> list[dict[str, Any]]:
     again += [base | dict(seq=512, layers=layers, state=None, clip=1.0) for layers in (8, 24)]
     turns = [(run, 0) for run in grid] + [(run, 1) for run in again]
     return [dict(what="streamed", beside=run["seq"] != 64, run=run, turn=turn) for run, turn in turns]
+
+
+def pages(full: bool) -> list[dict[str, Any]]:
+    """Pairs of a wide layer's runs, through large pages and through small ones."""
+    wide = dict(hidden=512, seq=32, layers=12, batch=1, steps=12, state=None, impl="auto")
+    turns = range(6 if full else 0)
+    return [dict(what="streamed", beside=False, run=wide | {"large": x}, turn=k) for k in turns for x in (True, False)]
 
 
 def ceilings(full: bool) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import statistics
 import time
 from collections.abc import Callable
 from functools import cache
@@ -17,10 +18,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from tq.systems import tiers
-from tq.train.offload import aligned
-from tq.train.stream.files import Pages
+from tq.train.stream.files import Pages, buffer_of
 
 TRACES: dict[str, Callable[[int, int], NDArray[np.int64]]] = {"cyclic": tiers.cyclic, "sawtooth": tiers.sawtooth}
 
@@ -53,55 +54,55 @@ def _loop() -> Any:
 def cliff(
     folder: str, block_bytes: int, capacity: int, ratio: float, trace: str, policy: str, *, rounds: int = 3
 ) -> dict[str, float]:
-    """One point: a set of ``ratio`` times the capacity (in blocks), read ``rounds`` times after one to warm up.
+    """One point: a set of ``ratio`` times the capacity (in blocks), read twice in each of ``rounds`` turns, of which the second counts.
 
     Returns:
-        misses: share of the accesses; access_s: mean seconds of one, by the median round; hit_s: of one where all fit,
-        in the same memory, by the median pass of those before and after; miss_s: of one where none is held, in the
-        order of the trace.
+        misses: share of the accesses; access_s: mean seconds of one; hit_s: of one where all fit; miss_s: of one where
+        none is held, in the order of the trace. The three take turns, as the speed of a machine and of its drive
+        changes within seconds, and each is the median of its turns.
     """
     blocks = max(1, round(ratio * capacity))
     once = TRACES[trace](blocks, 1)
-    found = tiers.replay(np.tile(once, 1 + rounds), capacity, policy, len(once))
+    found = tiers.replay(np.tile(once, 1 + 2 * rounds), capacity, policy, len(once))
     pages = Pages(Path(folder), block_bytes * blocks)
-    memory = aligned(block_bytes * capacity)
+    pool, beside = (buffer_of(block_bytes * capacity) for _ in range(2))
     words = block_bytes // 8
-    content = memory.numpy().view(np.uint64)
+    n, few = len(once), np.arange(min(capacity, blocks))
+    every, none = np.ones(n, bool), np.zeros(len(few), bool)
+
+    def timed(memory: Tensor, which: NDArray[np.int64], missed: NDArray[np.bool_], slots: NDArray[np.int64]) -> float:
+        content = memory.numpy().view(np.uint64)
+        began = time.perf_counter()
+        total, broke = _loop()(pages._file, content, which, missed, slots, words)
+        took = time.perf_counter() - began
+        if broke >= 0:
+            raise OSError(f"a read of {block_bytes} bytes broke off: {os.strerror(ctypes.get_errno())}")
+        expected = int(sum(int(b) % 251 * 0x0101010101010101 for b in which.tolist()) * words % 2**64)
+        if int(total) != expected:
+            raise AssertionError("the pool held another block than the policy says")
+        return took
+
+    def access(number: int) -> float:
+        part = slice(number * n, (number + 1) * n)
+        return timed(pool, once, found.missed[part], found.place[part])
+
     try:
         for number in range(blocks):
-            slot = memory[: block_bytes].fill_(number % 251)
-            pages.write(number * block_bytes, slot)
-
-        def timed(which: NDArray[np.int64], missed: NDArray[np.bool_], slots: NDArray[np.int64]) -> float:
-            began = time.perf_counter()
-            total, broke = _loop()(pages._file, content, which, missed, slots, words)
-            took = time.perf_counter() - began
-            if broke >= 0:
-                raise OSError(f"a read of {block_bytes} bytes broke off: {os.strerror(ctypes.get_errno())}")
-            expected = int(sum(int(b) % 251 * 0x0101010101010101 for b in which.tolist()) * words % 2**64)
-            if int(total) != expected:
-                raise AssertionError("the pool held another block than the policy says")
-            return took
-
-        n = len(once)
-        parts = [slice(k * n, (k + 1) * n) for k in range(1 + rounds)]
-        few = np.arange(min(capacity, blocks))
-
-        def held() -> list[float]:
-            """Passes over what is held, none of which reads."""
-            timed(few, np.ones(len(few), bool), few)
-            return [timed(few, np.zeros(len(few), bool), few) for _ in range(5)]
-
-        hits = held()
-        each = [timed(once, found.missed[part], found.place[part]) for part in parts][1:]
-        every = np.ones(n, bool)
-        miss = min(timed(once, every, np.arange(n) % capacity) for _ in range(2))
-        hit = float(np.median(hits + held()))
+            pages.write(number * block_bytes, beside[:block_bytes].fill_(number % 251))
+        access(0)
+        turns = []
+        for turn in range(rounds):
+            miss = timed(beside, once, every, np.arange(n) % capacity)
+            timed(beside, few, every[: len(few)], few)
+            hit = statistics.median(timed(beside, few, none, few) for _ in range(5))
+            access(2 * turn + 1)  # the caches of the processor hold what was used beside
+            turns.append((hit, access(2 * turn + 2), miss))
+        hit, mean, miss = (statistics.median(column) for column in zip(*turns, strict=True))
     finally:
         pages.close()
     steady = found.missed[n:]
     return {
-        "blocks": blocks, "misses": float(steady.mean()), "access_s": float(np.median(each)) / n,
+        "blocks": blocks, "misses": float(steady.mean()), "access_s": mean / n,
         "hit_s": hit / len(few), "miss_s": miss / n, "direct": float(pages.direct),
     }  # fmt: skip
 
@@ -128,7 +129,7 @@ def ahead(folder: str, block_bytes: int, capacity: int, ratio: float, compute_s:
     trace = tiers.sawtooth(blocks, 2)
     missed = tiers.replay(trace, capacity, "lru").missed
     pages = Pages(Path(folder), block_bytes * blocks)
-    buffers = [aligned(block_bytes).fill_(1) for _ in range(3)]
+    buffers = [buffer_of(block_bytes).fill_(1) for _ in range(3)]
 
     def work() -> None:
         until = time.perf_counter() + compute_s

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")  # their stacks count
-FIELDS = ("layers", "hidden", "seq", "batch", "steps", "accumulate", "state", "clip", "inputs", "resident", "impl")
+FIELDS = ("layers", "hidden", "seq", "batch", "steps", "accumulate", "state", "clip", "inputs", "resident", "impl", "large")
 
 
 def in_process(way: str, place: str, ceiling: int | None, timeout_s: float = 1800, **run: Any) -> dict[str, Any]:
     """Runs "forecast", "streamed", "measured" (both, one after the other) or "memory" in a fresh process.
 
-    run: values for ``FIELDS``.
+    run: values for ``FIELDS``; large: whether transfers go through large pages.
 
     Returns:
         losses, digest of the weights, seconds of each step, most resident bytes; or ``refused``, the system's words.
@@ -59,7 +59,7 @@ def under_one_ceiling(folder: str, room: int = 8 << 20, at_once: int = 1, **run:
 
 
 def forecast_and_measured(folder: str, **run: Any) -> dict[str, Any]:
-    """Seconds of a step as forecast, and as a streamed run then took; or ``refused``."""
+    """Seconds of a step as forecast by arithmetic and by a trial, and as a streamed run then took; or ``refused``."""
     with tempfile.TemporaryDirectory(dir=folder) as place:
         return in_process("measured", place, None, measure=True, **run)
 
@@ -82,6 +82,7 @@ def _state(job: dict[str, Any]) -> tuple[int, int] | None:
 def _forecast(job: dict[str, Any]) -> dict[str, Any]:
     from tq.train.stream.forecast import Run, load_program, measure, memory_need, step_model
     from tq.train.stream.layout import Model
+    from tq.train.stream.trial import trial
 
     shape, config = _shape(job)
     impl = job.get("impl", "reference")
@@ -94,7 +95,7 @@ def _forecast(job: dict[str, Any]) -> dict[str, Any]:
              "state": Model(shape, _state(job)).nbytes}  # fmt: skip
     if job.get("measure"):
         step = step_model(run, measure(run))
-        found |= {"seconds": step.seconds(), "binds": step.binds, "read": step.bytes_read(),
+        found |= {"seconds": step.seconds(), "trial": trial(run).step_s(shape.layers), "binds": step.binds, "read": step.bytes_read(),
                   "written": step.bytes_written()}  # fmt: skip
     return found
 
@@ -175,6 +176,10 @@ def main(text: str) -> None:
 
     job = json.loads(text)
     torch.set_num_threads(1)
+    if not job.get("large", True):
+        from tq.train.stream import files
+
+        files.ADVICE = 15  # MADV_NOHUGEPAGE
     if job["way"] == "forecast":
         print(json.dumps(_forecast(job)))
         return

@@ -19,15 +19,16 @@ from pathlib import Path
 
 import torch
 
-from tq.systems.tiers import Streamed, steps_of_a_drive
+from tq.systems.tiers import steps_of_a_drive
 from tq.train.model.corpus import load
 from tq.train.model.gpt import PRESETS
 from tq.train.model.loop import TrainConfig
 from tq.train.stream.export import save
-from tq.train.stream.forecast import Run, disk_bytes, give_back, load_program, measure, memory_need, step_model
+from tq.train.stream.forecast import Run, disk_bytes, load_program, memory_need
 from tq.train.stream.layout import Model
 from tq.train.stream.options import CLIPS, check
 from tq.train.stream.trainer import StreamedTrainer
+from tq.train.stream.trial import Forecast, forecast
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 
@@ -135,9 +136,11 @@ def _advice(run: Run, memory: int, program: int, inputs: str | int) -> str:
     return "no option of this command makes it fit"
 
 
-def report(run: Run, memory: int, program: int, step: Streamed, endurance: float) -> str:
+def report(found: Forecast, memory: int, program: int, endurance: float) -> str:
     """What the run will take, a line each."""
-    need, seconds, steps = memory_need(run, program), step.seconds(), run.config.steps
+    run, step, seconds = found.run, found.step, found.step_s
+    need, steps, tried = memory_need(run, program), run.config.steps, found.trial
+    how = "by arithmetic" if tried is None else f"tried with {' and '.join(map(str, tried.depths))} layers"
     tokens, state = run.config.batch * run.seq, Model(run.model, run.state).nbytes
     lines = [
         f"model      {run.model.num_parameters:,} parameters in {run.model.layers} layers; weights and moments take "
@@ -145,7 +148,7 @@ def report(run: Run, memory: int, program: int, step: Streamed, endurance: float
         f"memory     {size(sum(need.values()))} of {size(memory)}: "
         + ", ".join(f"{name} {size(nbytes)}" for name, nbytes in need.items()),
         f"time       {seconds:.2f} s a step of {tokens:,} tokens ({tokens / seconds:,.0f} tokens/s), "
-        f"{step.binds} binds; {steps:,} steps take {seconds * steps / 3600:.2f} h",
+        f"{how}, {step.binds} binds; {steps:,} steps take {seconds * steps / 3600:.2f} h",
     ]  # fmt: skip
     if run.place is not None:
         written = step.bytes_written()
@@ -211,8 +214,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         program = load_program(given.impl)
         run = _refused(given, _run(given), program)
-        print(report(run, given.memory, program, step_model(run, measure(run)), given.endurance), flush=True)
-        give_back()
+        print(report(forecast(run), given.memory, program, given.endurance), flush=True)
         if given.dry_run:
             return 0
         if not enforce(given.memory):

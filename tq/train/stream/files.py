@@ -6,8 +6,10 @@ what is written behind costs the computation no time as long as the disk keeps u
 
 from __future__ import annotations
 
+import ctypes
 import os
 import queue
+import sys
 import tempfile
 import threading
 import time
@@ -26,6 +28,21 @@ from tq.train.offload import PAGE, aligned
 def whole_pages(nbytes: int) -> int:
     """The bytes of the pages that so many bytes take."""
     return -(-nbytes // PAGE) * PAGE
+
+
+HUGE = 2 << 20  # bytes of a large page
+ADVICE = 14  # MADV_HUGEPAGE
+
+
+def buffer_of(nbytes: int) -> Tensor:
+    """uint8 [nbytes] that starts at a page, in large pages where the system gives them: it must find and hold every
+    page of a transfer past its cache, and finds one of 2 MiB as fast as one of 4 KiB."""
+    buffer = aligned(nbytes)
+    start = -(-buffer.data_ptr() // HUGE) * HUGE
+    inside = (buffer.data_ptr() + nbytes) // HUGE * HUGE - start
+    if inside > 0 and sys.platform == "linux":
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(inside), ADVICE)
+    return buffer
 
 
 class Pages:
@@ -151,7 +168,7 @@ class Lane:
     def take(self) -> Tensor:
         """A free buffer; waits for one."""
         buffer = self._free.get()
-        return aligned(self.nbytes) if buffer is None else buffer
+        return buffer_of(self.nbytes) if buffer is None else buffer
 
     def give(self, buffer: Tensor) -> None:
         """The buffer is free again."""

@@ -54,7 +54,8 @@ def _loop() -> Any:
 def cliff(
     folder: str, block_bytes: int, capacity: int, ratio: float, trace: str, policy: str, *, rounds: int = 3
 ) -> dict[str, float]:
-    """One point: a set of ``ratio`` times the capacity (in blocks), read twice in each of ``rounds`` turns, of which the second counts.
+    """One point: a set of ``ratio`` times the capacity (in blocks), read twice in each of ``rounds`` turns, of which
+    the second counts.
 
     Returns:
         misses: share of the accesses; access_s: mean seconds of one; hit_s: of one where all fit; miss_s: of one where

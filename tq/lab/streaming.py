@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")  # their stacks count
-FIELDS = ("layers", "hidden", "seq", "batch", "steps", "accumulate", "state", "clip", "inputs", "resident", "impl", "large")
+FIELDS = (
+    "layers", "hidden", "seq", "batch", "steps", "accumulate", "state", "clip", "inputs", "resident", "impl", "large"
+)  # fmt: skip
 
 
 def in_process(way: str, place: str, ceiling: int | None, timeout_s: float = 1800, **run: Any) -> dict[str, Any]:
@@ -95,8 +97,8 @@ def _forecast(job: dict[str, Any]) -> dict[str, Any]:
              "state": Model(shape, _state(job)).nbytes}  # fmt: skip
     if job.get("measure"):
         step = step_model(run, measure(run))
-        found |= {"seconds": step.seconds(), "trial": trial(run).step_s(shape.layers), "binds": step.binds, "read": step.bytes_read(),
-                  "written": step.bytes_written()}  # fmt: skip
+        found |= {"seconds": step.seconds(), "trial": trial(run).step_s(shape.layers), "binds": step.binds,
+                  "read": step.bytes_read(), "written": step.bytes_written()}  # fmt: skip
     return found
 
 

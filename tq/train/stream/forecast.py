@@ -21,7 +21,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call
-from tqdm import tqdm
 
 from tq.systems.tiers import Streamed
 from tq.train.model.gpt import GPTConfig, rope_tables
@@ -80,6 +79,8 @@ def program_bytes() -> int:
 
 def load_program(impl: str) -> int:
     """Loads all that a step needs, gives back what that has left over, and returns ``program_bytes``."""
+    from tqdm import tqdm
+
     importlib.import_module("tq.train.tqk.disk")
     record = Record({"w": torch.Size((2, 64))}, None)
     buffer = aligned(record.nbytes).zero_()

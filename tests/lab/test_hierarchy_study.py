@@ -65,6 +65,12 @@ def test_a_streamed_run_stands_beside_its_forecast_and_its_twin() -> None:
     assert 0 <= found["waited"] < 1 and found["binds"] in ("disk", "compute") and found["trial_s"] > 0
 
 
+def test_a_pair_has_both_sides() -> None:
+    run = dict(layers=2, hidden=64, seq=32, batch=1, steps=4, state=None, impl="reference")
+    found = plain(dict(what="paired", run=run, first=False, turn=0))
+    assert found["large_s"] > 0 and found["small_s"] > 0 and 0 <= found["small_waited"] < 1
+
+
 def test_a_run_that_fails_is_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
     none = {"refused": "killed"}
     monkeypatch.setattr(study.streaming, "forecast_and_measured", lambda folder, **run: none)
@@ -76,8 +82,7 @@ def test_the_full_plan_holds_what_was_declared() -> None:
     assert len({(r["run"]["hidden"], r["run"]["seq"], r["run"]["layers"], str(r["run"]["state"]))
                 for r in study.streams(True)}) >= 8  # fmt: skip
     assert {r["run"].get("clip") for r in study.streams(True)} == {None, 1.0}
-    pairs = [r["run"] for r in study.pages(True)]
-    assert [r.pop("large") for r in pairs] == [True, False] * 6 and pairs == 12 * pairs[:1]
+    assert [(p["turn"], p["first"]) for p in study.pages(True)] == list(zip(range(6), 3 * (True, False), strict=True))
     assert {(t["n"], t["block"], "naive" in t.get("ways", ["naive"])) for t in study.products(True, 0)} >= {
         (1024, 64, True), (1024, 256, False), (4096, 256, False)}  # fmt: skip
     assert {t["run"]["steps"] for t in study.ceilings(True) if t["run"]["layers"] == 320} == {20}

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from tq.train.model import GPT, GPTConfig, TrainConfig, Trainer, load
 from tq.train.offload import PAGE
 from tq.train.optim import TurboQuantAdamW
 from tq.train.stream import StreamedTrainer, layer_groups
+from tq.train.stream import trial as trials
 from tq.train.stream.__main__ import bytes_of, main
 from tq.train.stream.export import save
 from tq.train.stream.files import Lane, Pages, Spill, Threads, buffer_of
@@ -428,6 +430,7 @@ def test_a_trial_is_a_line_through_two_depths(tmp_path: Path) -> None:
     assert depths(run_of(None, layers=4)) == (2, 4) and depths(run_of(None, layers=2)) == (2,)
     assert Trial((2, 6), (1.0, 3.0)).step_s(10) == 5.0 and Trial((2,), (1.0,)).step_s(2) == 1.0
     assert Trial((2, 6), (1.0, 0.9)).step_s(10) == 1.0  # deeper is never faster
+    (tmp_path / "tq-trial-killed").mkdir()  # by somebody, in the middle of a trial
     for run in (run_of(tmp_path, inputs="place"), run_of(None)):
         tried = trial(run, seconds=0.0)
         assert len(tried.seconds) == 2 and min(tried.seconds) > 0
@@ -454,11 +457,21 @@ def test_a_trial_that_would_take_long_is_left_out(tmp_path: Path) -> None:
         forecast(run_of(tmp_path / "none"))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="large pages are asked for on Linux")
+def test_a_trial_without_room_leaves_the_arithmetic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(run: Run) -> Trial:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(trials, "trial", full)
+    sent: list[Any] = []
+    trials._apart(run_of(tmp_path), 1e9, 1, SimpleNamespace(send=sent.append))  # type: ignore[arg-type]
+    assert sent[0].trial is None and sent[0].step_s > 0
+
+
+@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="there are no large pages here")
 def test_buffers_ask_for_large_pages_and_start_at_a_page() -> None:
-    for nbytes in (PAGE, 3 << 20, (4 << 20) + PAGE):
+    for nbytes, start in ((PAGE, PAGE), (3 << 20, PAGE), ((4 << 20) + PAGE, 2 << 20)):
         buffer = buffer_of(nbytes).fill_(7)
-        assert buffer.nbytes == nbytes and buffer.data_ptr() % PAGE == 0 and int(buffer[-1]) == 7
+        assert buffer.nbytes == nbytes and buffer.data_ptr() % start == 0 and int(buffer[-1]) == 7
     buffer = buffer_of(16 << 20)
     at, flags = buffer.data_ptr() + (2 << 20), ""
     for line in Path("/proc/self/smaps").read_text().splitlines():

@@ -139,6 +139,19 @@ def streamed(beside: bool, run: Mapping[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def paired(run: Mapping[str, Any], first: bool) -> dict[str, Any]:
+    """Seconds of a streamed step, and those of it that waited, through large pages (``first`` or second) and small."""
+    found = {}
+    for large in (first, not first):
+        with tempfile.TemporaryDirectory() as place:
+            side = streaming.in_process("streamed", place, None, **run, large=large)
+        if "refused" in side:
+            raise RuntimeError(f"a run without a ceiling was refused: {side['refused']}")
+        name = "large" if large else "small"
+        found |= {f"{name}_s": _middle(side), f"{name}_waited": statistics.median(side["waited"][2:]) / _middle(side)}
+    return found
+
+
 def _middle(side: Mapping[str, Any]) -> float:
     return float(statistics.median(side["seconds"][2:]))
 
@@ -163,7 +176,7 @@ def ceiling(run: Mapping[str, Any], at_once: int = 1) -> dict[str, Any]:
 
 _FUNCTIONS: dict[str, Callable[..., dict[str, Any]]] = {
     "latency": latency, "rates": rates, "disk": disk, "cliff": cliff, "ahead": ahead, "product": product,
-    "attention": attention, "recorded": recorded, "streamed": streamed, "ceiling": ceiling,
+    "attention": attention, "recorded": recorded, "streamed": streamed, "paired": paired, "ceiling": ceiling,
 }  # fmt: skip
 
 
@@ -220,8 +233,7 @@ def streams(full: bool) -> list[dict[str, Any]]:
 def pages(full: bool) -> list[dict[str, Any]]:
     """Pairs of a wide layer's runs, through large pages and through small ones."""
     wide = dict(hidden=512, seq=32, layers=12, batch=1, steps=12, state=None, impl="auto")
-    turns = range(6 if full else 0)
-    return [dict(what="streamed", beside=False, run=wide | {"large": x}, turn=k) for k in turns for x in (True, False)]
+    return [dict(what="paired", run=wide, first=k % 2 == 0, turn=k) for k in range(6 if full else 0)]
 
 
 def ceilings(full: bool) -> list[dict[str, Any]]:

@@ -68,8 +68,8 @@ def cliff(
     pages = Pages(Path(folder), block_bytes * blocks)
     pool, beside = (buffer_of(block_bytes * capacity) for _ in range(2))
     words = block_bytes // 8
-    n, few = len(once), np.arange(min(capacity, blocks))
-    every, none = np.ones(n, bool), np.zeros(len(few), bool)
+    few = once[once < capacity]  # what is held, in the order of the trace
+    n, every, none = len(once), np.ones(len(once), bool), np.zeros(len(few), bool)
 
     def timed(memory: Tensor, which: NDArray[np.int64], missed: NDArray[np.bool_], slots: NDArray[np.int64]) -> float:
         content = memory.numpy().view(np.uint64)
@@ -90,13 +90,14 @@ def cliff(
     try:
         for number in range(blocks):
             pages.write(number * block_bytes, beside[:block_bytes].fill_(number % 251))
+        beside.fill_(0)
         access(0)
         turns = []
-        for turn in range(rounds):
-            miss = timed(beside, once, every, np.arange(n) % capacity)
+        for turn in range(rounds):  # of each the second pass counts, or later ones
+            _, miss = (timed(beside, once, every, np.arange(n) % capacity) for _ in range(2))
             timed(beside, few, every[: len(few)], few)
             hit = statistics.median(timed(beside, few, none, few) for _ in range(5))
-            access(2 * turn + 1)  # the caches of the processor hold what was used beside
+            access(2 * turn + 1)
             turns.append((hit, access(2 * turn + 2), miss))
         hit, mean, miss = (statistics.median(column) for column in zip(*turns, strict=True))
     finally:

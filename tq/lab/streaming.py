@@ -32,6 +32,8 @@ def in_process(way: str, place: str, ceiling: int | None, timeout_s: float = 180
     """
     job = json.dumps({"way": way, "place": place, "ceiling": ceiling, **run})
     env = {**os.environ, "MALLOC_ARENA_MAX": "1", **dict.fromkeys(THREADS, "1")}
+    if way == "memory" and ceiling is None:  # weights and moments in large pages, as a streamed run has its records
+        env["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"
     done = subprocess.run(
         [sys.executable, "-m", "tq.lab.streaming", job], capture_output=True, text=True, env=env, timeout=timeout_s,
         cwd=Path(__file__).resolve().parents[2],
@@ -82,9 +84,9 @@ def _state(job: dict[str, Any]) -> tuple[int, int] | None:
 
 
 def _forecast(job: dict[str, Any]) -> dict[str, Any]:
-    from tq.train.stream.forecast import Run, load_program, measure, memory_need, step_model
+    from tq.train.stream.forecast import Run, load_program, memory_need
     from tq.train.stream.layout import Model
-    from tq.train.stream.trial import trial
+    from tq.train.stream.trial import forecast
 
     shape, config = _shape(job)
     impl = job.get("impl", "reference")
@@ -96,9 +98,12 @@ def _forecast(job: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {"program": program, "bytes": sum(memory_need(run, program).values()),
              "state": Model(shape, _state(job)).nbytes}  # fmt: skip
     if job.get("measure"):
-        step = step_model(run, measure(run))
-        found |= {"seconds": step.seconds(), "trial": trial(run).step_s(shape.layers), "binds": step.binds,
-                  "read": step.bytes_read(), "written": step.bytes_written()}  # fmt: skip
+        before = forecast(run)
+        if before.trial is None:
+            raise RuntimeError("there was no room for the trial of a step")
+        step = before.step
+        found |= {"seconds": step.seconds(), "trial": before.step_s, "binds": step.binds, "read": step.bytes_read(),
+                  "written": step.bytes_written()}  # fmt: skip
     return found
 
 

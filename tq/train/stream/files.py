@@ -34,14 +34,23 @@ HUGE = 2 << 20  # bytes of a large page
 ADVICE = 14  # MADV_HUGEPAGE
 
 
+def large_room(nbytes: int) -> int:
+    """Bytes that a buffer of ``nbytes`` takes beside them, to start at a large page."""
+    return HUGE if nbytes >= 2 * HUGE and sys.platform == "linux" else 0
+
+
 def buffer_of(nbytes: int) -> Tensor:
-    """uint8 [nbytes] that starts at a page, in large pages where the system gives them: it must find and hold every
-    page of a transfer past its cache, and finds one of 2 MiB as fast as one of 4 KiB."""
-    buffer = aligned(nbytes)
-    start = -(-buffer.data_ptr() // HUGE) * HUGE
-    inside = (buffer.data_ptr() + nbytes) // HUGE * HUGE - start
-    if inside > 0 and sys.platform == "linux":
-        ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(inside), ADVICE)
+    """uint8 [nbytes] that starts at a page; of 4 MiB or more at a large one, in large pages where the system has them.
+
+    For a transfer past its cache it must find and hold every page, and finds one of 2 MiB as fast as one of 4 KiB.
+    """
+    if large_room(nbytes) == 0:
+        return aligned(nbytes)
+    raw = torch.empty(nbytes + HUGE, dtype=torch.uint8)
+    start = -raw.data_ptr() % HUGE
+    buffer = raw[start : start + nbytes]
+    whole = nbytes // HUGE * HUGE
+    ctypes.CDLL(None).madvise(ctypes.c_void_p(buffer.data_ptr()), ctypes.c_size_t(whole), ADVICE)
     return buffer
 
 

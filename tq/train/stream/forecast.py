@@ -26,7 +26,7 @@ from tq.systems.tiers import Streamed
 from tq.train.model.gpt import GPTConfig, rope_tables
 from tq.train.model.loop import TrainConfig
 from tq.train.offload import aligned
-from tq.train.stream.files import Pages, buffer_of, whole_pages
+from tq.train.stream.files import Pages, buffer_of, large_room, whole_pages
 from tq.train.stream.layout import Model, Record
 from tq.train.stream.records import BUFFERS
 from tq.train.stream.update import step_record
@@ -119,7 +119,9 @@ def memory_need(run: Run, program: int | None = None) -> dict[str, int]:
         kept += shape.layers * block if run.place is None else BUFFERS * block
         layer += block
     loss = LOSS_COPIES * 4 * shape.vocab * min(tokens, run.loss_tokens or tokens) + tables
-    records = model.nbytes if run.place is None else BUFFERS * model.largest + run.resident * model.block.nbytes
+    records = model.nbytes
+    if run.place is not None:
+        records = BUFFERS * (model.largest + large_room(model.largest)) + run.resident * model.block.nbytes
     parts = {
         "the loaded program": (program_bytes() if program is None else program) + THREADS,
         "records of layers": records,

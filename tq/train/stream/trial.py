@@ -1,15 +1,21 @@
 """Seconds of a streamed step by a trial: the same trainer with few layers, at two depths, and a line through both.
 
-A layer computed alone lies in a cache, and a drive tried alone has nothing else to do. A trial has neither excuse, and
-the threads, the small transfers and the ends of a step are in it.
+A layer computed alone lies in a cache, and a drive tried alone has nothing else to do. In a trial layers come cold and
+the drive reads while it writes; the threads, the small transfers and the ends of a step are in it. Its files are small,
+though, and may lie in a drive's own memory.
 """
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
+import shutil
+import signal
 import statistics
+import sys
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -21,6 +27,7 @@ from tq.train.model.corpus import Corpus
 from tq.train.stream.forecast import Run, measure, step_model
 from tq.train.stream.trainer import StreamedTrainer
 
+PREFIX = "tq-trial-"  # of its folder
 MORE = (2, 6)  # layers of both depths, beside those that stay in memory
 LEAST, MOST = 3, 24  # steps at each depth
 
@@ -55,19 +62,21 @@ def trial(run: Run, seconds: float = 3.0) -> Trial:
     Raises:
         ValueError, OSError: as ``StreamedTrainer``.
     """
+    for stopped in [] if run.place is None else run.place.glob(PREFIX + "*"):
+        shutil.rmtree(stopped, ignore_errors=True)
     found = []
     for layers in depths(run):
-        with tempfile.TemporaryDirectory(prefix="tq-trial-", dir=run.place) as folder:
+        with tempfile.TemporaryDirectory(prefix=PREFIX, dir=run.place) as folder:
             found.append(_steps(run, layers, None if run.place is None else Path(folder), seconds))
     return Trial(depths(run), tuple(found))
 
 
 def _steps(run: Run, layers: int, place: Path | None, seconds: float) -> float:
     took: list[float] = []
+    config = replace(run.config, steps=MOST, warmup=None, lr=1e-9)  # tokens of no meaning must not make it diverge
     with StreamedTrainer(
-        replace(run.model, layers=layers), _tokens(run), replace(run.config, steps=MOST), place, state=run.state,
-        inputs=run.inputs, clip=run.clip, resumable=run.resumable, resident=run.resident, loss_tokens=run.loss_tokens,
-        impl=run.impl,
+        replace(run.model, layers=layers), _tokens(run), config, place, state=run.state, inputs=run.inputs,
+        clip=run.clip, resumable=run.resumable, resident=run.resident, loss_tokens=run.loss_tokens, impl=run.impl,
     ) as trainer:  # fmt: skip
         began = time.perf_counter()
         while len(took) < LEAST or (len(took) < MOST and time.perf_counter() - began < seconds):
@@ -86,7 +95,7 @@ def _tokens(run: Run) -> Corpus:
 
 @dataclass(frozen=True)
 class Forecast:
-    """Of a run: its step by arithmetic, and the trial of it, None where that would have taken too long."""
+    """Of a run: its step by arithmetic, and the trial of it; None where it would have taken too long, or failed."""
 
     run: Run
     step: Streamed
@@ -104,7 +113,7 @@ def forecast(run: Run, most_s: float = 60.0) -> Forecast:
     All of it in a process of its own, so that nothing stays behind in the memory of this one.
 
     Raises:
-        ValueError, OSError: as ``StreamedTrainer``; RuntimeError: the process was ended.
+        ValueError, OSError: as ``StreamedTrainer``, or the process was ended.
     """
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
@@ -114,7 +123,7 @@ def forecast(run: Run, most_s: float = 60.0) -> Forecast:
     try:
         found = here.recv()
     except EOFError:
-        found = RuntimeError("the trial of a step was ended by the system")
+        found = ChildProcessError("the system ended the trial of a step; there may be too little memory for it")
     process.join()
     if isinstance(found, BaseException):
         raise found
@@ -123,10 +132,17 @@ def forecast(run: Run, most_s: float = 60.0) -> Forecast:
 
 
 def _apart(run: Run, most_s: float, threads: int, there: Connection) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     torch.set_num_threads(threads)
     try:
         step = step_model(run, measure(run))
-        short = LEAST * sum(depths(run)) * step.seconds() / run.model.layers <= most_s
-        there.send(Forecast(run, step, trial(run) if short else None))
     except (ValueError, OSError) as error:
         there.send(error)
+        return
+    ends = LEAST * len(depths(run)) * step.ends_s
+    tried = None
+    if ends + LEAST * sum(depths(run)) * step.seconds() / run.model.layers <= most_s:
+        with suppress(OSError, RuntimeError, MemoryError):  # no room beside the run: the arithmetic remains
+            tried = trial(run)
+    there.send(Forecast(run, step, tried))

@@ -141,7 +141,7 @@ def streamed(beside: bool, run: Mapping[str, Any]) -> dict[str, Any]:
 
 def paired(run: Mapping[str, Any], first: bool) -> dict[str, Any]:
     """Seconds of a streamed step, and those of it that waited, through large pages (``first`` or second) and small."""
-    found = {}
+    found: dict[str, Any] = {}
     for large in (first, not first):
         with tempfile.TemporaryDirectory() as place:
             side = streaming.in_process("streamed", place, None, **run, large=large)

@@ -2,9 +2,9 @@
 writes.
 
 examples:
-  python -m tq.train.stream --preset 8m --memory 400MB --place scratch --steps 100
-  python -m tq.train.stream --preset gpt2-124m --layers 96 --memory 2GB --place /mnt/disk/run --state 4,8 --dry-run
-  python -m tq.train.stream --preset 8m --memory 400MB --place run --steps 100 --save model.safetensors
+  python -m tq.train.stream --preset 8m --memory 700MB --place scratch --steps 100
+  python -m tq.train.stream --preset gpt2-124m --layers 96 --memory 3GB --accumulate 8 --place /mnt/disk/run --state 4,8 --dry-run
+  python -m tq.train.stream --preset 8m --memory 700MB --place run --steps 100 --save model.safetensors
 """
 
 from __future__ import annotations

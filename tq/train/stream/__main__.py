@@ -3,7 +3,7 @@ writes.
 
 examples:
   python -m tq.train.stream --preset 8m --memory 700MB --place scratch --steps 100
-  python -m tq.train.stream --preset gpt2-124m --layers 96 --memory 3GB --accumulate 8 --place /mnt/disk/run --state 4,8 --dry-run
+  python -m tq.train.stream --preset gpt2-124m --layers 96 --memory 3GB --accumulate 8 --place run --state 4,8 --dry-run
   python -m tq.train.stream --preset 8m --memory 700MB --place run --steps 100 --save model.safetensors
 """
 

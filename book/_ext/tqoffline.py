@@ -4,7 +4,7 @@ The theme preloads its icon fonts with `crossorigin`, which is an error for `fil
 are asked for without it a moment later. Thebe, which runs cells on a remote server, is switched off in _config.yml; its
 configuration is still written into each page, twice, and declares one constant two times. Source maps of the theme,
 over a megabyte that no reader asks for, are left out too, and so are its words in other languages, which only a build
-in these reads, and of notebooks to download their layout and the plain twin of a table.
+in these reads, and the layout of notebooks to download.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ GONE = (
     re.compile(r'\s*<link\b[^>]*\bhref="[^"]*sphinx-thebe\.css[^"]*"[^>]*>'),
     re.compile(r'\s*<script type="text/x-thebe-config">.*?</script>', re.DOTALL),
 )
+BETWEEN = re.compile(r">\s*\n\s*<")  # tags of the frame around a page, which the theme indents by dozens of blanks
 TRUETYPE = re.compile(r',\s*url\([^)]*\.ttf[^)]*\)\s*format\("truetype"\)')
 
 
@@ -31,7 +32,8 @@ def for_the_disk(text: str) -> str:
     """A page without what is listed above."""
     for pattern in GONE:
         text = pattern.sub("", text)
-    return text
+    top, main, rest = text.partition("<main")
+    return BETWEEN.sub(">\n<", top) + main + rest
 
 
 def on_finished(app: Sphinx, exception: Exception | None) -> None:
@@ -44,9 +46,6 @@ def on_finished(app: Sphinx, exception: Exception | None) -> None:
             page.write_text(cleaned, encoding="utf-8")
     for notebook in Path(app.outdir, "_sources").rglob("*.ipynb"):
         plain = json.loads(notebook.read_text(encoding="utf-8"))
-        for data in (output.get("data", {}) for cell in plain["cells"] for output in cell.get("outputs", [])):
-            if "text/html" in data:
-                data.pop("text/plain", None)
         notebook.write_text(json.dumps(plain, ensure_ascii=False, separators=(",", ":")), encoding="utf-8")
     shutil.rmtree(Path(app.outdir, "_static", "locales"), ignore_errors=True)
     for source_map in Path(app.outdir, "_static").rglob("*.map"):

@@ -32,8 +32,9 @@ def for_the_disk(text: str) -> str:
     """A page without what is listed above."""
     for pattern in GONE:
         text = pattern.sub("", text)
-    top, main, rest = text.partition("<main")
-    return BETWEEN.sub(">\n<", top) + main + rest
+    top, begin, rest = text.partition("<article")
+    inside, end, bottom = rest.rpartition("</article>")
+    return BETWEEN.sub(">\n<", top) + begin + inside + end + BETWEEN.sub(">\n<", bottom)
 
 
 def on_finished(app: Sphinx, exception: Exception | None) -> None:

@@ -4,7 +4,7 @@ The theme preloads its icon fonts with `crossorigin`, which is an error for `fil
 are asked for without it a moment later. Thebe, which runs cells on a remote server, is switched off in _config.yml; its
 configuration is still written into each page, twice, and declares one constant two times. Source maps of the theme,
 over a megabyte that no reader asks for, are left out too, and so are its words in other languages, which only a build
-in these reads, and the layout of notebooks to download.
+in these reads, the layout of notebooks to download, and the indentation of the frame around a page.
 """
 
 from __future__ import annotations

@@ -295,9 +295,15 @@ def activations(tmp: Path) -> None:
 
 
 def planned(tmp: Path) -> None:
-    from tq.train.planned import compress_activations, plan_activations
+    from tq.train.coded_checkpoints import coded_checkpoints
+    from tq.train.planned import compress_activations, plan_activations, plan_lowest_peak
 
     x, trained = seeded(32 * 64).view(32, 64), model()
+    given = x.clone().requires_grad_()
+    with coded_checkpoints([trained]):
+        y = trained(given)
+    y.sum().backward()
+    check(torch.equal(y, trained(x)) and given.grad is not None)
     try:
         plan = plan_activations(trained, x, 0.5, bits=(), progress=False)
     except ModuleNotFoundError as error:  # SciPy solves and tqdm shows how far it is: neither comes with the package
@@ -306,6 +312,8 @@ def planned(tmp: Path) -> None:
     with compress_activations(plan=plan) as usage:
         trained(x).sum().backward()
     check(usage.stored == plan.bytes_after, usage)
+    low = plan_lowest_peak(trained, x, bits=(), progress=False)
+    check(low.peak_bytes <= plan.peak_bytes, low)
 
     from tq.train.planned.partition import PlannedBackend
 

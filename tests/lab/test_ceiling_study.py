@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from unittest import mock
 
 import pytest
@@ -11,6 +10,7 @@ import torch
 from tq.lab import ceiling_study as study
 from tq.lab.recompute_study import KEEP, batch_of
 from tq.train.model import GPT, GPTConfig
+from tq.train.planned.peak import lowest_peak
 from tq.train.planned.plan import priced_trace
 
 SHAPE = dict(layers=2, hidden=64, heads=2, vocab=64, seq=64)
@@ -39,15 +39,6 @@ def test_the_limit_decides_what_fits(ceiling: int, fits: bool) -> None:
     assert found["fits"] is fits and (found["seconds"] is not None) is fits
 
 
-def test_a_plan_has_the_lowest_peak_of_those_tried() -> None:
-    config = GPTConfig(**SHAPE)
-    ids = batch_of(config, 4)
-    priced = priced_trace(GPT(config), (ids, ids), repeats=1, progress=False)
-    plan = study.lowest_peak(priced)
-    assert plan.peak_bytes <= min(priced.replanned(share).peak_bytes for share in (0.05, 0.12, 0.2))
-    assert pickle.loads(pickle.dumps(plan)).peak_bytes == plan.peak_bytes
-
-
 def test_the_knapsack_trains_as_the_plain_model_does_and_keeps_less() -> None:
     config = GPTConfig(**SHAPE)
     ids = batch_of(config, 4)
@@ -68,33 +59,10 @@ def test_the_knapsack_trains_as_the_plain_model_does_and_keeps_less() -> None:
     assert kept - weights < 0.3 * trace.graph.nbytes
 
 
-def test_checkpoints_in_few_bits_keep_the_codes_of_inputs_and_train_nearly_as_the_plain_model() -> None:
-    config = GPTConfig(**SHAPE)
-    ids = batch_of(config, 4)
-    plain, model = GPT(config, seed=0), GPT(config, seed=0)
-    whole = plain(ids, ids)[1]
-    whole.backward()
-    with study.blocks_in_few_bits(model):
-        loss = model(ids, ids)[1]
-    assert not any("forward" in vars(block) for block in model.blocks) and torch.equal(loss, whole)
-    nodes, found = [loss.grad_fn], {}
-    while nodes:
-        node = nodes.pop()
-        if node is not None and node not in found:
-            found[node] = type(node).__name__
-            nodes += [after for after, _ in node.next_functions]
-    codes = [node.code for node, name in found.items() if name == "_InFewBitsBackward"]
-    assert len(codes) == 2 and all(code.nbytes < 0.14 * 4 * 4 * 64 * 64 for code in codes)
-    assert not torch.equal(codes[0].codec.decode(codes[0]), codes[1].codec.decode(codes[1]))
-    loss.backward()
-    for (name, p), q in zip(model.blocks.named_parameters(), plain.blocks.parameters(), strict=True):
-        assert 0 < (p.grad - q.grad).norm() < 0.35 * q.grad.norm(), name
-
-
 def test_a_plan_without_codes_gives_the_gradients_of_keeping_all() -> None:
     config = GPTConfig(**SHAPE)
     ids, model = batch_of(config, 4), GPT(config, seed=0)
-    plan = study.lowest_peak(priced_trace(model, (ids, ids), bits=(), repeats=1, progress=False))
+    plan = lowest_peak(priced_trace(model, (ids, ids), bits=(), repeats=1, progress=False))
     gradients = []
     for context in (study._always(study.planned(plan=plan)), study.nullcontext):
         model.zero_grad()

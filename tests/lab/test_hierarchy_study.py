@@ -45,6 +45,7 @@ def test_products_and_levels_are_measured() -> None:
     assert set(found["seconds"]) == set(hierarchy.WAYS) and found["error"] < 1e-4
     slow = plain(dict(what="latency", sizes=[4096, 8192], huge=True, steps=20_000, seed=0))
     assert len(slow["seconds"]) == 2 and all(x > 0 for x in slow["seconds"])
+    assert len(slow["huge_share"]) == 2 and all(x is None or 0 <= x <= 1 for x in slow["huge_share"])
     assert {"read", "write", "direct"} <= set(plain(dict(what="disk", nbytes=1 << 16, depth=2)))
 
 

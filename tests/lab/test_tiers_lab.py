@@ -67,8 +67,11 @@ def test_a_recorded_step_goes_forward_back_and_sweeps() -> None:
 
 
 def test_latency_and_rates_are_of_a_plausible_machine(tmp_path: Path) -> None:
-    near, far = hierarchy.latency_s(16 << 10, steps=200_000), hierarchy.latency_s(64 << 20, True, steps=200_000)
+    (near, small), (far, large) = (
+        hierarchy.latency_s(size, huge, steps=200_000) for size, huge in ((16 << 10, False), (64 << 20, True))
+    )
     assert 1e-10 < near < far < 1e-5
+    assert small in (0, None) and (large is None or 0 <= large <= 1)
     assert 1e8 < hierarchy.read_bytes_per_s(1 << 20) < 1e13 and 1e8 < hierarchy.copy_bytes_per_s(1 << 20) < 1e13
     rates = hierarchy.disk_rates(str(tmp_path), 1 << 16, 4, 1 << 20)
     assert rates["read"] > 1e5 and rates["write"] > 1e5

@@ -6,7 +6,6 @@ judged by one that suits it badly: segments of blocks, budgets of PyTorch's knap
 from __future__ import annotations
 
 import gc
-import itertools
 import json
 import os
 import pickle
@@ -14,9 +13,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +23,11 @@ from torch import Tensor
 
 from tq.lab.recompute_study import KEEP, _always, _loss, _step, batch_of, segments_again
 from tq.lab.training_step import FOUR, blocks_again
-from tq.quant.codec import Codec
-from tq.systems.rematerialization import cheapest
 from tq.train.activations import RECOMPUTE, compress_activations
+from tq.train.coded_checkpoints import coded_checkpoints
 from tq.train.model import GPT, GPTConfig
-from tq.train.planned.plan import BITS, Plan, Priced, priced_trace
+from tq.train.planned.peak import lowest_peak
+from tq.train.planned.plan import BITS, priced_trace
 from tq.train.planned.plan import compress_activations as planned
 
 PLANNED, EXACT_PLAN, CODED_CHECKPOINTS = "planned", "planned without codes", "checkpoints in 4 bits"
@@ -42,25 +40,7 @@ SETTINGS: Mapping[str, tuple[str, ...]] = {
     "checkpoints": ("segments of 1", "segments of 2", "segments of 3"),
     KEEP: (KEEP,),
 }
-_SHARES = (0.02, 0.03, 0.05, 0.08, 0.12, 0.2)  # of what keeping all keeps, that a plan may store
-_PEAKS = (None, 0.25, 0.2, 0.16, 0.13, 0.1)  # of the same, that a block may hold at once in backward
 _ENVIRONMENT = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}
-
-
-def lowest_peak(priced: Priced) -> Plan:
-    """Of the plans for several shares, the one that holds least at once in backward."""
-    graph, found = priced.trace.graph, []
-    for share in _SHARES:
-        for peak in _PEAKS:
-            limit = None if peak is None else peak * graph.nbytes
-            try:
-                choice = cheapest(graph, share * graph.nbytes, peak=limit, ties=priced.trace.ties, gap=0.01)
-            except ValueError:
-                continue  # nothing fits
-            found.append(priced.plan(choice))
-    if not found:
-        raise ValueError(f"no plan stores at most {max(_SHARES):.0%} of what autograd keeps")
-    return min(found, key=lambda plan: plan.peak_bytes)
 
 
 def fits(task: Mapping[str, Any], device: str = "cpu") -> dict[str, Any]:
@@ -135,45 +115,9 @@ def knapsack(model: GPT, budget: float) -> Callable[..., Any]:
     return forward
 
 
-class _InFewBits(torch.autograd.Function):
-    """A block whose input alone is kept, quantized. Backward runs it again, and what that saves is quantized too."""
-
-    @staticmethod
-    def forward(ctx: Any, run: Callable[..., Tensor], codec: Codec, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        ctx.run, ctx.codec, ctx.code, ctx.tables = run, codec, codec.encode(x.detach()), (cos, sin)
-        return run(x, cos, sin)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        x = ctx.codec.decode(ctx.code).requires_grad_()
-        with torch.enable_grad(), compress_activations(bits=FOUR):
-            y = ctx.run(x, *ctx.tables)
-        torch.autograd.backward(y, gradients)
-        return None, None, x.grad, None, None
-
-
-@contextmanager
-def blocks_in_few_bits(model: GPT) -> Iterator[None]:
-    """Checkpoints of every block, in 4 bits; each forward pass of a block has another rotation."""
-    blocks: list[Any] = list(model.blocks)
-    steps = itertools.count()
-
-    def called(number: int, run: Callable[..., Tensor], *given: Tensor) -> Any:
-        codec = Codec(bits=4, scale_dtype=torch.bfloat16).derive("activation", number).at_step(next(steps))
-        return _InFewBits.apply(run, codec, *given)
-
-    for number, block in enumerate(blocks):
-        block.forward = partial(called, number, block.forward)
-    try:
-        yield
-    finally:
-        for block in blocks:
-            del block.forward
-
-
 def _context(model: GPT, method: str) -> Callable[[], AbstractContextManager[Any]]:
     if method == CODED_CHECKPOINTS:
-        return lambda: blocks_in_few_bits(model)
+        return lambda: coded_checkpoints(model.blocks)
     if method.startswith("segments of "):
         length = int(method.rsplit(" ", 1)[1])
         return lambda: blocks_again(model) if length == 1 else segments_again(model, length)

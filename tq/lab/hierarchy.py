@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 LINE = 64  # bytes
 _WORDS = LINE // 8
+_HUGE = 2 << 20  # bytes of a huge page
 WAYS = ("naive", "reordered", "blocked", "library")  # of a product
 
 
@@ -69,22 +70,45 @@ def _compiled() -> dict[str, Any]:
 
 
 def _memory(nbytes: int, huge: bool) -> NDArray[np.int64]:
-    """int64 numbers in fresh memory, in huge pages where they are asked for and the system gives them."""
-    room = mmap.mmap(-1, max(nbytes, 1 << 21))
-    if huge and hasattr(mmap, "MADV_HUGEPAGE"):
-        room.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(room, np.int64)[: nbytes // 8]
+    """int64 numbers in fresh memory of this process alone, in huge pages where asked for and the system gives them."""
+    flags = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+    room = mmap.mmap(-1, max(nbytes, _HUGE) + _HUGE, **flags)
+    if advice := getattr(mmap, "MADV_HUGEPAGE" if huge else "MADV_NOHUGEPAGE", None):
+        room.madvise(advice)
+    whole = np.frombuffer(room, np.int64)
+    start = -whole.ctypes.data % _HUGE // 8
+    return whole[start : start + nbytes // 8]
 
 
-def latency_s(nbytes: int, huge: bool = False, steps: int = 1_000_000, seed: int = 0) -> float:
-    """Seconds of a load that waits for the one before, from a random cycle over all lines of a set of so many bytes."""
+def huge_share(memory: NDArray[Any]) -> float | None:
+    """Of the bytes of an array, how many lie in huge pages; None where the system does not tell."""
+    try:
+        lines = Path("/proc/self/smaps").read_text().splitlines()
+    except OSError:
+        return None
+    at, first, inside, found = memory.ctypes.data, 0, False, 0
+    for line in lines:
+        word = line.split(maxsplit=1)[0]
+        if "-" in word and not word.endswith(":"):
+            first, last = (int(each, 16) for each in word.split("-"))
+            inside = first < at + memory.nbytes and last > at
+        elif inside and word == "AnonHugePages:":
+            found += int(line.split()[1]) << 10
+    return min(1.0, found / memory.nbytes)
+
+
+def latency_s(
+    nbytes: int, huge: bool = False, steps: int = 1_000_000, seed: int = 0
+) -> tuple[float, float | None]:  # fmt: skip
+    """(seconds of a load that waits for the one before, share of the set in huge pages or None), from a random cycle
+    over all lines of a set of so many bytes."""
     lines = max(2, nbytes // LINE)
     order = np.random.default_rng(seed).permutation(lines)
     memory = _memory(lines * LINE, huge)
     memory[order * _WORDS] = np.roll(order, -1) * _WORDS
     run = _compiled()["chase"]
     run(memory, min(steps, 2 * lines))
-    return _least(lambda: run(memory, steps), 3) / steps
+    return _least(lambda: run(memory, steps), 3) / steps, huge_share(memory)
 
 
 def read_bytes_per_s(nbytes: int) -> float:

@@ -32,8 +32,10 @@ def measure(task: dict[str, Any], device: str = "cpu") -> dict[str, Any]:
 
 
 def latency(sizes: list[int], huge: bool, steps: int, seed: int) -> dict[str, Any]:
-    """Seconds of a dependent load over sets of so many bytes, on huge pages or on small ones."""
-    return {"seconds": [hierarchy.latency_s(size, huge, steps, seed) for size in sizes], "named": hierarchy.caches()}
+    """Seconds of a dependent load over sets of so many bytes, on huge pages or on small ones, and the share of each
+    set that the system gave huge pages; None where it does not tell."""
+    seconds, given = zip(*(hierarchy.latency_s(size, huge, steps, seed) for size in sizes), strict=True)
+    return {"seconds": list(seconds), "huge_share": list(given), "named": hierarchy.caches()}
 
 
 def rates(sizes: list[int]) -> dict[str, Any]:
@@ -53,7 +55,7 @@ def disk(nbytes: int, depth: int) -> dict[str, Any]:
 def cliff(block: int, capacity: int, ratio: float, trace: str, policy: str) -> dict[str, Any]:
     """A point of ``pool.cliff``, with its slowdown over a hit as measured and as modelled."""
     with tempfile.TemporaryDirectory() as folder:
-        point = pool.cliff(folder, block, capacity, ratio, trace, policy, rounds=5)
+        point = pool.cliff(folder, block, capacity, ratio, trace, policy, rounds=7)
     return {**point, "slowdown": pool.slowdown(point), "modelled": pool.modelled(point)}
 
 

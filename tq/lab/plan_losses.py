@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from tq.lab.ceiling_study import lowest_peak
 from tq.lab.recompute_study import KEEP, batch_of
 from tq.train.model import GPT, GPTConfig, TrainConfig, Trainer
 from tq.train.model.corpus import load
+from tq.train.planned.peak import lowest_peak
 from tq.train.planned.plan import Plan, Priced, priced_trace
 from tq.train.planned.plan import compress_activations as planned
 

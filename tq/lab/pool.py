@@ -58,9 +58,9 @@ def cliff(
     the second counts.
 
     Returns:
-        misses: share of the accesses; access_s: mean seconds of one; hit_s: of one where all fit; miss_s: of one where
-        none is held, in the order of the trace. The three take turns, as the speed of a machine and of its drive
-        changes within seconds, and each is the median of its turns.
+        misses: share of the accesses; access_s: mean seconds of one; hit_s: of one where all fit, in the order of the
+        trace; miss_s: of a miss where what this policy misses is read alone, in its order. The three take turns, as the
+        speed of a machine and of its drive changes within seconds, and each is the median of its turns.
     """
     blocks = max(1, round(ratio * capacity))
     once = TRACES[trace](blocks, 1)
@@ -69,9 +69,12 @@ def cliff(
     pool, beside = (buffer_of(block_bytes * capacity) for _ in range(2))
     words = block_bytes // 8
     few = once[once < capacity]  # what is held, in the order of the trace
-    n, every, none = len(once), np.ones(len(once), bool), np.zeros(len(few), bool)
+    n = len(once)
 
-    def timed(memory: Tensor, which: NDArray[np.int64], missed: NDArray[np.bool_], slots: NDArray[np.int64]) -> float:
+    def timed(
+        memory: Tensor, which: NDArray[np.int64], read: bool | NDArray[np.bool_], slots: NDArray[np.int64]
+    ) -> float:
+        missed = np.broadcast_to(read, len(which)).copy()
         content = memory.numpy().view(np.uint64)
         began = time.perf_counter()
         total, broke = _loop()(pages._file, content, which, missed, slots, words)
@@ -87,25 +90,31 @@ def cliff(
         part = slice(number * n, (number + 1) * n)
         return timed(pool, once, found.missed[part], found.place[part])
 
+    def misses(number: int) -> float:
+        """Seconds of each miss of this pass, read alone in its order; of reading everything where none misses."""
+        part = found.missed[number * n : (number + 1) * n]
+        which = once[part] if part.any() else once
+        return timed(beside, which, True, np.arange(len(which)) % capacity) / len(which)
+
     try:
         for number in range(blocks):
             pages.write(number * block_bytes, beside[:block_bytes].fill_(number % 251))
         beside.fill_(0)
         access(0)
         turns = []
-        for turn in range(rounds):  # of each the second pass counts, or later ones
-            _, miss = (timed(beside, once, every, np.arange(n) % capacity) for _ in range(2))
-            timed(beside, few, every[: len(few)], few)
-            hit = statistics.median(timed(beside, few, none, few) for _ in range(5))
+        for turn in range(rounds):  # of each the second pass counts
+            miss = [misses(2 * turn + 2) for _ in range(2)][1]
+            timed(beside, few, True, few)
+            hit = [timed(beside, few, False, few) for _ in range(2)][1] / len(few)
             access(2 * turn + 1)
-            turns.append((hit, access(2 * turn + 2), miss))
+            turns.append((hit, access(2 * turn + 2) / n, miss))
         hit, mean, miss = (statistics.median(column) for column in zip(*turns, strict=True))
     finally:
         pages.close()
     steady = found.missed[n:]
     return {
-        "blocks": blocks, "misses": float(steady.mean()), "access_s": mean / n,
-        "hit_s": hit / len(few), "miss_s": miss / n, "direct": float(pages.direct),
+        "blocks": blocks, "misses": float(steady.mean()), "access_s": mean, "hit_s": hit, "miss_s": miss,
+        "direct": float(pages.direct),
     }  # fmt: skip
 
 

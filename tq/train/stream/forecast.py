@@ -202,7 +202,7 @@ def disk_speeds(folder: Path, nbytes: int) -> tuple[float, float, float]:
 def measure(run: Run, repeats: int = 2) -> Speeds:
     """One layer of the real shape with weights of no meaning, computed and updated, and the disk tried."""
     model, tokens = Model(run.model, run.state), run.micro_tokens
-    buffer = aligned(model.block.nbytes).zero_()
+    buffer = buffer_of(model.block.nbytes).zero_()
     weights = model.block.weights(buffer)
     generator = torch.Generator().manual_seed(0)
     for w in weights:

@@ -7,10 +7,9 @@ though, and may lie in a drive's own memory.
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
+import os
 import shutil
-import signal
 import statistics
 import sys
 import tempfile
@@ -23,6 +22,7 @@ from pathlib import Path
 import torch
 
 from tq.systems.tiers import Streamed
+from tq.train.crew import die_with_parent
 from tq.train.model.corpus import Corpus
 from tq.train.stream.forecast import Run, measure, step_model
 from tq.train.stream.trainer import StreamedTrainer
@@ -117,7 +117,7 @@ def forecast(run: Run, most_s: float = 60.0) -> Forecast:
     """
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
-    process = context.Process(target=_apart, args=(run, most_s, torch.get_num_threads(), there))
+    process = context.Process(target=_apart, args=(run, most_s, torch.get_num_threads(), os.getpid(), there))
     process.start()
     there.close()
     try:
@@ -131,9 +131,9 @@ def forecast(run: Run, most_s: float = 60.0) -> Forecast:
     return found
 
 
-def _apart(run: Run, most_s: float, threads: int, there: Connection) -> None:
+def _apart(run: Run, most_s: float, threads: int, parent: int, there: Connection) -> None:
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        die_with_parent(parent)
     torch.set_num_threads(threads)
     try:
         step = step_model(run, measure(run))

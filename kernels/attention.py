@@ -143,10 +143,9 @@ def attend(
     assert vectors <= MOST and block % RUN == 0 and pages and all(b in matvec.BITS for b in bits)
     first, page = pages[0], pages[0][0].shape[1]
     x = q_KVD.reshape(-1, LANES, RUN // LANES).transpose(1, 2).contiguous().view(heads, vectors, block)
-    where = np.array(
-        [[part.data_ptr() + part.stride(0) * part.element_size() * head for part in each]
-         for each in pages for head in range(heads)], np.int64,
-    )  # fmt: skip
+    starts = np.array([[part.data_ptr() for part in each] for each in pages], np.int64)
+    steps = np.array([part.stride(0) * part.element_size() for part in first], np.int64)  # all pages are laid out alike
+    where = (starts[:, None] + steps * np.arange(heads)[:, None]).reshape(-1, len(steps))
     items = len(where)
     shares, sums = torch.empty(items, vectors, page), torch.empty(items, vectors, block)
     stats, sizes = torch.empty(items, vectors, 2), np.asarray(counts, np.int64)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from tq.infer.kv import Coder
 from tq.infer.product import plain
 from tq.kernels import attention
 from tq.quant.dispatch import codebook
-from tq.quant.rotation import rotate, unrotate
+from tq.quant.rotation import rotate
 
 PAGE = 256  # tokens
 
@@ -41,6 +42,7 @@ class Pages:
         self.coder, self.length = coder, 0
         self._pages: list[tuple[Tensor, ...]] = []  # (payload [B, K, PAGE, W], scales [B, K, PAGE, P]) or (x,)
         self._first: Tensor | None = None  # tokens kept exact, [B, K, at most coder.sinks, D]
+        self._of_one: list[tuple[Tensor, ...]] = []  # of those pages the only sequence, as far as it was asked for
 
     @property
     def nbytes(self) -> int:
@@ -91,7 +93,9 @@ class Pages:
         """
         if self._first is None or len(self._first) != 1 or not self.length:
             raise ValueError("known is one sequence, with at least one token")
-        return self._first[0], [tuple(part[0] for part in page) for page in self._pages]
+        for page in self._pages[len(self._of_one) :]:
+            self._of_one.append(tuple(part[0] for part in page))
+        return self._first[0], self._of_one
 
     def decoded(self) -> Tensor:
         """All tokens, [B, K, T, D]."""
@@ -108,7 +112,7 @@ class Pages:
 
     def to(self, device: torch.device | str) -> None:
         """Move all of it to ``device``, what ``coder`` takes off included."""
-        self._pages = [tuple(part.to(device) for part in page) for page in self._pages]
+        self._pages, self._of_one = [tuple(part.to(device) for part in page) for page in self._pages], []
         self._first = None if self._first is None else self._first.to(device)
         if self.coder is not None:
             names = ("mean_KD", "factor_KD", "order_KD")
@@ -117,13 +121,14 @@ class Pages:
 
     def select(self, index: Tensor) -> None:
         """Rows of the batch, by ``index``: in a new order or more than once."""
-        self._pages = [tuple(part.index_select(0, index) for part in page) for page in self._pages]
+        self._pages, self._of_one = [tuple(part.index_select(0, index) for part in page) for page in self._pages], []
         self._first = None if self._first is None else self._first.index_select(0, index)
 
     def crop(self, length: int) -> None:
         """Forget the tokens from ``length`` on."""
         self.length = min(self.length, length)
-        del self._pages[-(-(self.length - self.sinks) // PAGE) :]
+        pages = -(-(self.length - self.sinks) // PAGE)
+        del self._pages[pages:], self._of_one[pages:]
         self._first = None if self._first is None else self._first[:, :, : self.sinks]
 
 
@@ -177,7 +182,7 @@ def attend(q_HD: Tensor, keys: Pages, values: Pages, *, impl: str = "auto") -> T
     if keys.coder.factor_KD is not None:
         q_KVD = q_KVD / keys.coder.factor_KD[:, None]
     kernels = _kernels(impl, q_HD.device)
-    turned = rotate(q_KVD.reshape(-1, size), key.rounds, key.seed, key.rotation).view(q_KVD.shape)
+    turned = q_KVD @ _rotation(size, key.rounds, key.seed, key.rotation, str(q_HD.device))
     pages = [(*k, *v) for k, v in zip(key_pages, value_pages, strict=True)]
     levels = tuple(codebook(codec.bits, str(q_HD.device))[0] for codec in (key, value))
     parts = [
@@ -185,11 +190,18 @@ def attend(q_HD: Tensor, keys: Pages, values: Pages, *, impl: str = "auto") -> T
         for some in turned.split(kernels.MOST, 1)
     ]
     found_KVD, found_KV = (torch.cat(part, 1) for part in zip(*parts, strict=True))
-    found = unrotate(found_KVD.reshape(rows, size), value.rounds, value.seed, value.rotation)
+    back = _rotation(size, value.rounds, value.seed, value.rotation, str(q_HD.device)).T
+    found = found_KVD.reshape(rows, size) @ back
     if not keys.sinks:
         return found
     share_KV = torch.sigmoid(exact_KV - found_KV)  # of the exact tokens in all attention
     return torch.lerp(found.view(q_KVD.shape), exact_KVD, share_KV[..., None]).view(rows, size)
+
+
+@lru_cache(maxsize=256)
+def _rotation(size: int, rounds: int, seed: int, kind: str, device: str) -> Tensor:
+    """The rotation as a matrix [D, D]: of a few queries a product is faster than its many small steps."""
+    return rotate(torch.eye(size, device=device), rounds, seed, kind)
 
 
 def _attend_exactly(q_KVD: Tensor, key_KSD: Tensor, value_KSD: Tensor, coder: Coder) -> tuple[Tensor, Tensor]:

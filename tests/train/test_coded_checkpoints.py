@@ -90,7 +90,7 @@ def test_several_results_and_other_arguments() -> None:
     model, x = Two(), given()
     with coded_checkpoints([model], 8):
         y, same = model(x, 2.0, shift=torch.ones(64))
-    assert torch.equal(same, x) and not same.requires_grad
+    assert torch.equal(same, x)
     y.sum().backward()
     assert model.linear.weight.grad is not None and x.grad is not None
     assert torch.allclose(x.grad, 2 * model.linear.weight.sum(0).expand_as(x), rtol=1e-5)
@@ -104,6 +104,25 @@ def test_without_gradients_nothing_is_kept_and_blocks_are_restored() -> None:
     with pytest.raises(RuntimeError, match="mid"), coded_checkpoints(model.children()):
         raise RuntimeError("mid")
     assert "forward" not in vars(model[0])
+
+
+def test_each_step_has_other_rotations_and_a_resumed_run_the_same() -> None:
+    model, x = blocks(1), given()
+    exact = gradients(model, x, None)[1][0]
+
+    def steps(checkpoints: coded_checkpoints, count: int) -> list[Tensor]:
+        found = []
+        for _ in range(count):
+            with checkpoints:
+                y = model(x)
+            found.append(torch.autograd.grad(y.square().sum(), x)[0])
+        return found
+
+    whole = steps(coded_checkpoints(model.children(), 4), 16)
+    again = coded_checkpoints(model.children(), 4, step=15)
+    assert torch.equal(whole[15], steps(again, 1)[0]) and again.step == 16
+    mean = torch.stack(whole).mean(0)
+    assert (mean - exact).norm() < 0.5 * (whole[0] - exact).norm()
 
 
 def test_a_frozen_block_and_a_clipped_model_train() -> None:
@@ -122,12 +141,13 @@ def test_a_frozen_block_and_a_clipped_model_train() -> None:
     [
         (lambda: coded_checkpoints(blocks(1).children(), 9), ValueError, "between 1 and 8"),
         (lambda: coded_checkpoints(blocks(1).children(), True), ValueError, "between 1 and 8"),
+        (lambda: coded_checkpoints(blocks(1).children(), step=-1), ValueError, "at least 0"),
         (lambda: coded_checkpoints([torch.ones(2)]), TypeError, "must be modules"),  # type: ignore[list-item]
     ],
 )
 def test_arguments_are_refused(asked: Any, raised: type[Exception], said: str) -> None:
-    with pytest.raises(raised, match=said), asked():
-        pass
+    with pytest.raises(raised, match=said):
+        asked()
 
 
 def test_calls_are_refused_that_would_lose_gradients() -> None:

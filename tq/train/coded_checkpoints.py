@@ -8,9 +8,7 @@ The first run is exact; gradients are those of the decoded input.
 from __future__ import annotations
 
 import dataclasses
-import itertools
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -56,12 +54,12 @@ class _FromCode(torch.autograd.Function):
         return None, None, None, *found
 
 
-@contextmanager
-def coded_checkpoints(blocks: Iterable[nn.Module], bits: int = 4, *, codec: Codec | None = None) -> Iterator[None]:
-    """Calls of these modules keep the codes of their input, and run again in backward.
+class coded_checkpoints:
+    """A context in which calls of these modules keep the codes of their input, and run again in backward.
 
-    The forward pass belongs inside; backward may follow outside. Random numbers and autocast of the second run are
-    those of the first. Each call has a rotation of its own.
+    Make one for the whole run and enter it for each forward pass; backward may follow outside. ``step`` counts the
+    passes, and each has other rotations, so that errors average out. Random numbers and autocast of the second run are
+    those of the first.
 
     Args:
         blocks: modules, as ``model.blocks``. The first argument of each is a tensor of a coded dtype that requires a
@@ -69,11 +67,12 @@ def coded_checkpoints(blocks: Iterable[nn.Module], bits: int = 4, *, codec: Code
         bits: of the inputs and of what a second run saves, 1-8.
         codec: quantizer, of which bits and the dtype of scales are replaced; NaN and Inf propagate. None: blocks of
             128, unbiased.
+        step: number of the first forward pass; ``step`` is that of the next. To resume a run, save it and set it.
 
     Raises:
         TypeError: a block is no module, or the first argument of a call is no tensor.
-        ValueError: bits are out of range; a block is already under this; an input has another dtype or requires no
-            gradient, or another argument requires one.
+        ValueError: bits or step are out of range; the forward pass of a block is replaced already, also by this one
+            entered twice at once; an input has another dtype or requires no gradient, or another argument does.
 
     References:
         Chen et al. 2016 (arXiv:1604.06174); Chakrabarti & Moseley 2019 (arXiv:1901.07988).
@@ -82,39 +81,50 @@ def coded_checkpoints(blocks: Iterable[nn.Module], bits: int = 4, *, codec: Code
         >>> from tq.train.coded_checkpoints import coded_checkpoints
         >>> blocks = torch.nn.Sequential(*[torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU())] * 2)
         >>> x = torch.ones(256, 64, requires_grad=True)
-        >>> with coded_checkpoints(blocks):
+        >>> checkpoints = coded_checkpoints(blocks)
+        >>> with checkpoints:
         ...     y = blocks(x)
         >>> y.sum().backward()
-        >>> x.grad.shape, blocks[0][0].weight.grad is not None
-        (torch.Size([256, 64]), True)
+        >>> x.grad.shape, blocks[0][0].weight.grad is not None, checkpoints.step
+        (torch.Size([256, 64]), True, 1)
     """
-    if isinstance(bits, bool) or not isinstance(bits, int) or not 1 <= bits <= 8:
-        raise ValueError(f"bits must be an integer between 1 and 8, got {bits!r}")
-    wrapped = list(dict.fromkeys(blocks))
-    for block in wrapped:
-        if not isinstance(block, nn.Module):
-            raise TypeError(f"blocks must be modules, got {type(block).__name__}")
-        if "forward" in vars(block):
-            raise ValueError(f"the forward pass of a {type(block).__name__} is already replaced")
-    scale = torch.float32 if bits > 6 else torch.bfloat16
-    base = dataclasses.replace(codec or Codec(), bits=bits, scale_dtype=scale, nonfinite="propagate")
-    calls = itertools.count()
 
-    def called(number: int, run: Any, x: Any, *others: Any, **named: Any) -> Any:
+    def __init__(
+        self, blocks: Iterable[nn.Module], bits: int = 4, *, codec: Codec | None = None, step: int = 0
+    ) -> None:
+        if isinstance(bits, bool) or not isinstance(bits, int) or not 1 <= bits <= 8:
+            raise ValueError(f"bits must be an integer between 1 and 8, got {bits!r}")
+        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+            raise ValueError(f"step must be an int of at least 0, got {step!r}")
+        self._blocks: list[Any] = list(dict.fromkeys(blocks))
+        for block in self._blocks:
+            if not isinstance(block, nn.Module):
+                raise TypeError(f"blocks must be modules, got {type(block).__name__}")
+        scale = torch.float32 if bits > 6 else torch.bfloat16
+        self._codec = dataclasses.replace(codec or Codec(), bits=bits, scale_dtype=scale, nonfinite="propagate")
+        self.step, self._calls = step, 0
+
+    def __enter__(self) -> None:
+        for block in self._blocks:
+            if "forward" in vars(block):
+                raise ValueError(f"the forward pass of a {type(block).__name__} is already replaced")
+        self._calls = 0
+        for block in self._blocks:
+            block.forward = partial(self._called, block, block.forward)
+
+    def __exit__(self, *raised: object) -> None:
+        for block in self._blocks:
+            del block.forward
+        self.step += self._calls > 0
+
+    def _called(self, block: nn.Module, run: Callable[..., Any], x: Any, *others: Any, **named: Any) -> Any:
         if not torch.is_grad_enabled():
             return run(x, *others, **named)
         _check(x, (*others, *named.values()))
-        weights = [p for p in wrapped[number].parameters() if p.requires_grad]
-        own = base.derive("activation", number).at_step(next(calls))
-        return _FromCode.apply(run, own, (others, named), x, *weights)
-
-    for number, block in enumerate(wrapped):
-        block.forward = partial(called, number, block.forward)
-    try:
-        yield
-    finally:
-        for block in wrapped:
-            del block.forward
+        weights = [p for p in block.parameters() if p.requires_grad]
+        own = self._codec.derive("activation", self._calls).at_step(self.step)
+        self._calls += 1
+        return _FromCode.apply(run, own, (others, named), x, *weights)  # type: ignore[no-untyped-call]
 
 
 def _check(x: Any, others: tuple[Any, ...]) -> None:

@@ -8,7 +8,7 @@ from torch import nn
 
 from tq.systems.rematerialization import least_bytes
 from tq.train.model import GPT, GPTConfig
-from tq.train.planned import compress_activations, plan_lowest_peak
+from tq.train.planned import compress_activations, plan_activations, plan_lowest_peak
 from tq.train.planned.peak import lowest_peak
 from tq.train.planned.plan import Priced, priced_trace
 
@@ -59,3 +59,13 @@ def test_codes_go_lower_and_a_deeper_model_needs_a_smaller_share() -> None:
     )
     assert with_codes.peak_bytes < without.peak_bytes
     assert deep.peak_bytes / deep.bytes_before < with_codes.peak_bytes / with_codes.bytes_before
+
+
+def test_equal_blocks_of_which_the_last_returns_what_nobody_asks_for_can_be_planned() -> None:
+    """From eight equal blocks on they are tied; the result of the last is not saved, unlike those of the others."""
+    model, x = blocks(10), torch.randn(256, 64)
+    plan = plan_activations(model, x, 0.5, bits=(), progress=False)
+    with compress_activations(plan=plan) as usage:
+        loss = model(x).sum()
+    loss.backward()
+    assert usage.stored == plan.bytes_after <= 0.5 * plan.bytes_before

@@ -14,9 +14,9 @@ from tq.train.planned.plan import BITS, MIN_ELEMENTS, Plan, Priced, priced_trace
 
 _CLOSE = 0.01  # of the bytes that autograd keeps, to which the lowest peak by blocks is found
 _GAP, _ANY = 0.02, 1.0  # of the optimum; any choice that fits
-_LOOSE = (1.0, 1.05, 1.15, 1.3)  # times that peak
-_SHARES = (0.2, 0.1, 0.05, 0.03)  # of what autograd keeps, that a plan may store
-_SECONDS = 10.0  # at most of one search
+_LOOSE = (1.0, 1.05, 1.15)  # times that peak
+_SHARES = (0.01, 0.02, 0.03, 0.04, 0.05, 0.065, 0.08, 0.1, 0.12, 0.15, 0.2, 0.3)  # of what autograd keeps, to store
+_SECONDS = 5.0  # at most of one search
 
 
 def plan_lowest_peak(
@@ -72,8 +72,8 @@ def lowest_peak(priced: Priced) -> Plan:
     def choose(share: float, peak: float | None, gap: float = _GAP) -> Choice | None:
         try:
             return cheapest(graph, share * whole, peak=peak, ties=ties, gap=gap, time_limit_s=_SECONDS)
-        except ValueError:
-            return None  # nothing fits
+        except ValueError:  # nothing fits
+            return None
 
     low, high = 0.0, 2.0 * whole
     while high - low > _CLOSE * whole / 2:

@@ -287,7 +287,10 @@ def _trace(traced: _Traced, asks: list[_Ask], forward_s: float, backward_s: floa
         for number, (dtype, elements) in enumerate(traced.kinds)
     )
     graph = Graph(tuple(values), tuple(operations), order)
-    return Trace(graph, tuple(s.signature for s in traced.seen), kinds, ties_of(traced.seen), forward_s, backward_s)
+    # Blocks are alike if the same may be done to their values: what a last block returns may be asked for by nobody.
+    treated = [tuple((bool(values[v].ways), kinds[v].tolerant) for v in made) for made in graph.made]
+    alike = [s._replace(signature=(s.signature, t)) for s, t in zip(traced.seen, treated, strict=True)]
+    return Trace(graph, tuple(s.signature for s in traced.seen), kinds, ties_of(alike), forward_s, backward_s)
 
 
 def _strict(asks: list[_Ask]) -> set[int]:

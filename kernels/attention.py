@@ -141,6 +141,7 @@ def attend(
     """
     heads, vectors, block = q_KVD.shape
     assert vectors <= MOST and block % RUN == 0 and pages and all(b in matvec.BITS for b in bits)
+    assert q_KVD.dtype == torch.float32, q_KVD.dtype
     first, page = pages[0], pages[0][0].shape[1]
     x = q_KVD.reshape(-1, LANES, RUN // LANES).transpose(1, 2).contiguous().view(heads, vectors, block)
     starts = np.array([[part.data_ptr() for part in each] for each in pages], np.int64)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -89,6 +91,42 @@ def test_pages_forget_and_are_chosen() -> None:
     keys.select(torch.tensor([0, 0]))
     assert keys.decoded().shape == (2, 2, PAGE + 1, 64)
     assert keys.nbytes == 2 * 2 * 2 * PAGE * (32 + 2)
+
+
+def _wanted(q: torch.Tensor, keys: Pages, values: Pages) -> torch.Tensor:
+    return F.scaled_dot_product_attention(q[None, :, None], keys.decoded(), values.decoded())[0, :, 0]
+
+
+def test_attention_follows_what_becomes_of_the_pages() -> None:
+    keys, values = some((4, 4), 2, 600, 64, torch.bfloat16)
+    q, more = torch.randn(2, 64), torch.randn(1, 2, 300, 64)
+    attend(q, keys, values)
+    for change in (
+        lambda pages: pages.crop(PAGE + 100), lambda pages: pages.append(more), lambda pages: pages.crop(40),
+        lambda pages: pages.append(more[:, :, :10]), lambda pages: pages.select(torch.tensor([0])),
+        lambda pages: pages.append(more), lambda pages: pages.to("cpu"),
+    ):  # fmt: skip
+        for pages in (keys, values):
+            change(pages)
+        assert torch.allclose(attend(q, keys, values), _wanted(q, keys, values), rtol=1e-4, atol=1e-4)
+    keys, values = pickle.loads(pickle.dumps((keys, values)))
+    for pages in (keys, values):
+        pages.append(more[:, :, :1])
+    assert torch.allclose(attend(q, keys, values), _wanted(q, keys, values), rtol=1e-4, atol=1e-4)
+
+
+def test_attention_is_in_fp32_whatever_surrounds_it() -> None:
+    keys, values = some((4, 3), 2, 300, 64, torch.bfloat16)
+    q = torch.randn(4, 64)
+    plain = attend(q, keys, values)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(attend(q, keys, values), plain) and plain.dtype == torch.float32
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        assert torch.allclose(attend(q, keys, values), plain, atol=1e-6)
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def test_caches_that_it_cannot_read() -> None:

@@ -67,9 +67,11 @@ def test_a_streamed_run_stands_beside_its_forecast_and_its_twin() -> None:
 
 
 def test_a_pair_has_both_sides() -> None:
-    run = dict(layers=2, hidden=64, seq=32, batch=1, steps=4, state=None, impl="reference")
-    found = plain(dict(what="paired", run=run, first=False, turn=0))
-    assert found["large_s"] > 0 and found["small_s"] > 0 and 0 <= found["small_waited"] < 1
+    run = dict(layers=2, hidden=64, seq=32, batch=1, steps=4, impl="reference")
+    for sides in (study.pages(True)[0]["sides"], study.codes(True)[0]["sides"]):
+        fixed = {} if "codes" in sides else {"state": None}
+        found = plain(dict(what="paired", run=run | fixed, sides=sides, first=False, turn=0))
+        assert all(found[f"{name}_s"] > 0 and 0 <= found[f"{name}_waited"] < 1 for name in sides)
 
 
 def test_a_run_that_fails_is_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +85,8 @@ def test_the_full_plan_holds_what_was_declared() -> None:
     assert len({(r["run"]["hidden"], r["run"]["seq"], r["run"]["layers"], str(r["run"]["state"]))
                 for r in study.streams(True)}) >= 8  # fmt: skip
     assert {r["run"].get("clip") for r in study.streams(True)} == {None, 1.0}
-    assert [(p["turn"], p["first"]) for p in study.pages(True)] == list(zip(range(6), 3 * (True, False), strict=True))
+    for pairs in (study.pages(True), study.codes(True)):
+        assert [(p["turn"], p["first"]) for p in pairs] == list(zip(range(6), 3 * (True, False), strict=True))
     assert {(t["n"], t["block"], "naive" in t.get("ways", ["naive"])) for t in study.products(True, 0)} >= {
         (1024, 64, True), (1024, 256, False), (4096, 256, False)}  # fmt: skip
     assert {t["run"]["steps"] for t in study.ceilings(True) if t["run"]["layers"] == 320} == {20}

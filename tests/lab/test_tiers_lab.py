@@ -77,6 +77,21 @@ def test_latency_and_rates_are_of_a_plausible_machine(tmp_path: Path) -> None:
     assert rates["read"] > 1e5 and rates["write"] > 1e5
 
 
+def test_huge_pages_are_those_of_the_mappings_that_hold_an_array() -> None:
+    smaps = """7f0000000000-7f0000400000 rw-p 00000000 00:00 0
+Size:               4096 kB
+AnonHugePages:      2048 kB
+7f0000400000-7f0000800000 rw-p 00000000 00:00 0
+AnonHugePages:      4096 kB
+VmFlags: rd wr mr mw me ac sd
+"""
+    whole = 4 << 20
+    assert hierarchy.huge_bytes(smaps, 0x7F0000000000, whole) == 2 << 20
+    assert hierarchy.huge_bytes(smaps, 0x7F0000400000, 1) == 4 << 20
+    assert hierarchy.huge_bytes(smaps, 0x7F0000200000, whole) == 6 << 20
+    assert hierarchy.huge_bytes(smaps, 0x7F0000800000, whole) == 0
+
+
 def test_levels_are_found_where_latency_rises() -> None:
     sizes = [1 << k for k in range(12, 24)]
     latencies = [1e-9 if s <= 1 << 15 else 4e-9 if s <= 1 << 20 else 2e-8 for s in sizes]

@@ -85,6 +85,9 @@ class Pages:
         """(rows of the batch, key/value heads); zeros while nothing is held."""
         return (0, 0) if self._first is None else (self._first.shape[0], self._first.shape[1])
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_of_one": []}  # views, which a pickle would take apart from what they show
+
     def of_one(self) -> tuple[Tensor, list[tuple[Tensor, ...]]]:
         """The tokens kept exact of the only sequence of the batch, [K, sinks, D], and its pages: parts [K, PAGE, ...].
 
@@ -163,6 +166,11 @@ def attend(q_HD: Tensor, keys: Pages, values: Pages, *, impl: str = "auto") -> T
         >>> attend(torch.randn(4, 64), keys, values).shape
         torch.Size([4, 64])
     """
+    with torch.autocast(q_HD.device.type, enabled=False):
+        return _attend(q_HD.float(), keys, values, impl)
+
+
+def _attend(q_HD: Tensor, keys: Pages, values: Pages, impl: str) -> Tensor:
     if keys.coder is None or values.coder is None or keys.coder.fine or values.coder.fine:
         raise ValueError("both keys and values must be coded, with all channels alike")
     key, value = keys.coder.codec, values.coder.codec
@@ -182,7 +190,7 @@ def attend(q_HD: Tensor, keys: Pages, values: Pages, *, impl: str = "auto") -> T
     if keys.coder.factor_KD is not None:
         q_KVD = q_KVD / keys.coder.factor_KD[:, None]
     kernels = _kernels(impl, q_HD.device)
-    turned = q_KVD @ _rotation(size, key.rounds, key.seed, key.rotation, str(q_HD.device))
+    turned = (q_KVD.double() @ _rotation(size, key.rounds, key.seed, key.rotation, str(q_HD.device))).float()
     pages = [(*k, *v) for k, v in zip(key_pages, value_pages, strict=True)]
     levels = tuple(codebook(codec.bits, str(q_HD.device))[0] for codec in (key, value))
     parts = [
@@ -191,7 +199,7 @@ def attend(q_HD: Tensor, keys: Pages, values: Pages, *, impl: str = "auto") -> T
     ]
     found_KVD, found_KV = (torch.cat(part, 1) for part in zip(*parts, strict=True))
     back = _rotation(size, value.rounds, value.seed, value.rotation, str(q_HD.device)).T
-    found = found_KVD.reshape(rows, size) @ back
+    found = (found_KVD.reshape(rows, size).double() @ back).float()
     if not keys.sinks:
         return found
     share_KV = torch.sigmoid(exact_KV - found_KV)  # of the exact tokens in all attention
@@ -200,8 +208,10 @@ def attend(q_HD: Tensor, keys: Pages, values: Pages, *, impl: str = "auto") -> T
 
 @lru_cache(maxsize=256)
 def _rotation(size: int, rounds: int, seed: int, kind: str, device: str) -> Tensor:
-    """The rotation as a matrix [D, D]: of a few queries a product is faster than its many small steps."""
-    return rotate(torch.eye(size, device=device), rounds, seed, kind)
+    """The rotation as a matrix, fp64 [D, D]: of a few queries a product is faster than many small steps, and in fp64
+    no setting for the precision of products changes it."""
+    with torch.inference_mode(False), torch.no_grad():
+        return rotate(torch.eye(size, device=device, dtype=torch.float32), rounds, seed, kind).double()
 
 
 def _attend_exactly(q_KVD: Tensor, key_KSD: Tensor, value_KSD: Tensor, coder: Coder) -> tuple[Tensor, Tensor]:

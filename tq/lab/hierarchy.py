@@ -29,8 +29,7 @@ def _compiled() -> dict[str, Any]:
     import numba
 
     @numba.njit(nogil=True)
-    def chase(following: Any, steps: int) -> int:
-        at = 0
+    def chase(following: Any, at: int, steps: int) -> int:
         for _ in range(steps):
             at = following[at]
         return at
@@ -83,18 +82,23 @@ def _memory(nbytes: int, huge: bool) -> NDArray[np.int64]:
 def huge_share(memory: NDArray[Any]) -> float | None:
     """Of the bytes of an array, how many lie in huge pages; None where the system does not tell."""
     try:
-        lines = Path("/proc/self/smaps").read_text().splitlines()
+        text = Path("/proc/self/smaps").read_text()
     except OSError:
         return None
-    at, first, inside, found = memory.ctypes.data, 0, False, 0
-    for line in lines:
+    return min(1.0, huge_bytes(text, memory.ctypes.data, memory.nbytes) / memory.nbytes)
+
+
+def huge_bytes(smaps: str, address: int, nbytes: int) -> int:
+    """Bytes in huge pages of the mappings that hold so many bytes at this address; smaps: as Linux tells of itself."""
+    inside, found = False, 0
+    for line in smaps.splitlines():
         word = line.split(maxsplit=1)[0]
         if "-" in word and not word.endswith(":"):
             first, last = (int(each, 16) for each in word.split("-"))
-            inside = first < at + memory.nbytes and last > at
+            inside = first < address + nbytes and last > address
         elif inside and word == "AnonHugePages:":
             found += int(line.split()[1]) << 10
-    return min(1.0, found / memory.nbytes)
+    return found
 
 
 def latency_s(
@@ -107,8 +111,13 @@ def latency_s(
     memory = _memory(lines * LINE, huge)
     memory[order * _WORDS] = np.roll(order, -1) * _WORDS
     run = _compiled()["chase"]
-    run(memory, min(steps, 2 * lines))
-    return _least(lambda: run(memory, steps), 3) / steps, huge_share(memory)
+    at = run(memory, 0, min(steps, 2 * lines))
+
+    def work() -> None:  # goes on where it was, so that a large set is not known from the time before
+        nonlocal at
+        at = run(memory, at, steps)
+
+    return _least(work, 3) / steps, huge_share(memory)
 
 
 def read_bytes_per_s(nbytes: int) -> float:

@@ -141,15 +141,15 @@ def streamed(beside: bool, run: Mapping[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def paired(run: Mapping[str, Any], first: bool) -> dict[str, Any]:
-    """Seconds of a streamed step, and those of it that waited, through large pages (``first`` or second) and small."""
+def paired(run: Mapping[str, Any], sides: Mapping[str, Mapping[str, Any]], first: bool) -> dict[str, Any]:
+    """Seconds of a streamed step, and the share of it that waited, of two sides: {name: what each adds to the run}, in
+    this order if ``first``, else in the other."""
     found: dict[str, Any] = {}
-    for large in (first, not first):
+    for name in list(sides) if first else list(sides)[::-1]:
         with tempfile.TemporaryDirectory() as place:
-            side = streaming.in_process("streamed", place, None, **run, large=large)
+            side = streaming.in_process("streamed", place, None, **run, **sides[name])
         if "refused" in side:
             raise RuntimeError(f"a run without a ceiling was refused: {side['refused']}")
-        name = "large" if large else "small"
         found |= {f"{name}_s": _middle(side), f"{name}_waited": statistics.median(side["waited"][2:]) / _middle(side)}
     return found
 
@@ -235,7 +235,15 @@ def streams(full: bool) -> list[dict[str, Any]]:
 def pages(full: bool) -> list[dict[str, Any]]:
     """Pairs of a wide layer's runs, through large pages and through small ones."""
     wide = dict(hidden=512, seq=32, layers=12, batch=1, steps=12, state=None, impl="auto")
-    return [dict(what="paired", run=wide, first=k % 2 == 0, turn=k) for k in range(6 if full else 0)]
+    sides = {"large": {"large": True}, "small": {"large": False}}
+    return [dict(what="paired", run=wide, sides=sides, first=k % 2 == 0, turn=k) for k in range(6 if full else 0)]
+
+
+def codes(full: bool) -> list[dict[str, Any]]:
+    """Pairs of runs with so few tokens that the drive binds, moments in fp32 and in 4 and 8 bits."""
+    few = dict(hidden=1024, seq=8, layers=6, batch=1, steps=8, impl="auto")
+    sides: dict[str, Any] = {"fp32": {"state": None}, "codes": {"state": [4, 8]}}
+    return [dict(what="paired", run=few, sides=sides, first=k % 2 == 0, turn=k) for k in range(6 if full else 0)]
 
 
 def ceilings(full: bool) -> list[dict[str, Any]]:

@@ -25,9 +25,9 @@ _PLANS: Mapping[str, Callable[[Priced], Plan]] = {TENTH: lambda priced: priced.r
 ARMS = (KEEP, *_PLANS, CODED)
 
 
-def trained(task: Mapping[str, Any], device: str = "cpu") -> dict[str, float]:
+def trained(task: Mapping[str, Any], device: str = "cpu") -> dict[str, float | None]:
     """Validation loss of one run: {"valid": nats per token, "kept", "peak": shares of the bytes that autograd keeps, as
-    planned; 1 where all is kept, and 0 for checkpoints, which no plan counts}.
+    planned; 1 where all is kept, None for checkpoints, which no plan counts}.
 
     task: "shape" (of ``GPTConfig``), "steps", "batch", "seed", "arm" (of ``ARMS``), "most_text" (bytes), "evaluated"
     (batches of held-out text).
@@ -36,10 +36,12 @@ def trained(task: Mapping[str, Any], device: str = "cpu") -> dict[str, float]:
     model = GPT(GPTConfig(**task["shape"]), seed=task["seed"])
     corpus = load("stdlib", max_bytes=task["most_text"])
     run = Trainer(model, corpus, TrainConfig(task["steps"], task["batch"], seed=task["seed"]))
+    kept: float | None
+    peak: float | None
     plain, kept, peak = run.forward, 1.0, 1.0
     context: AbstractContextManager[Any] = nullcontext()
     if task["arm"] == CODED:
-        kept, peak, context = 0.0, 0.0, coded_checkpoints(model.blocks)
+        kept, peak, context = None, None, coded_checkpoints(model.blocks)
     elif task["arm"] != KEEP:
         ids = batch_of(model.config, task["batch"])
         plan = _PLANS[task["arm"]](priced_trace(model, (ids, ids), repeats=1, progress=False))

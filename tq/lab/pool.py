@@ -91,10 +91,12 @@ def cliff(
         return timed(pool, once, found.missed[part], found.place[part])
 
     def misses(number: int) -> float:
-        """Seconds of each miss of this pass, read alone in its order; of reading everything where none misses."""
-        part = found.missed[number * n : (number + 1) * n]
-        which = once[part] if part.any() else once
-        return timed(beside, which, True, np.arange(len(which)) % capacity) / len(which)
+        """Seconds of each miss of this pass, read alone, in its order and to its places; of reading everything where
+        none misses."""
+        part = slice(number * n, (number + 1) * n)
+        if not (missed := found.missed[part]).any():
+            return timed(beside, once, True, np.arange(n) % capacity) / n
+        return timed(beside, once[missed], True, found.place[part][missed]) / int(missed.sum())
 
     try:
         for number in range(blocks):
@@ -102,12 +104,12 @@ def cliff(
         beside.fill_(0)
         access(0)
         turns = []
-        for turn in range(rounds):  # of each the second pass counts
-            miss = [misses(2 * turn + 2) for _ in range(2)][1]
+        for turn in range(rounds):
             timed(beside, few, True, few)
             hit = [timed(beside, few, False, few) for _ in range(2)][1] / len(few)
             access(2 * turn + 1)
-            turns.append((hit, access(2 * turn + 2) / n, miss))
+            mean = access(2 * turn + 2) / n
+            turns.append((hit, mean, misses(2 * turn + 2)))  # what it missed, read again after a whole pass
         hit, mean, miss = (statistics.median(column) for column in zip(*turns, strict=True))
     finally:
         pages.close()

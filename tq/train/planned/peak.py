@@ -34,7 +34,8 @@ def plan_lowest_peak(
     """Trace one step of a model, and choose what makes its activations take the fewest bytes at once in backward.
 
     What is stored, decoded and computed again counts, as in ``Plan.peak_bytes``; gradients do not. Of plans with that
-    peak, to 1 % of what autograd keeps, the fastest that was found is taken.
+    peak, to 1 % of what autograd keeps, the fastest that was found is taken. Every search ends after five seconds, and
+    costs are measured, so two calls may find different plans, on a busy machine higher ones.
 
     Args:
         model, batch, loss, bits, offload, codec, min_elements, repeats, progress: as of ``plan_activations``.

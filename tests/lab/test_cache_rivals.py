@@ -37,6 +37,9 @@ def test_integers_keep_what_lies_on_their_grid() -> None:
     y[..., 0], y[..., 1] = 0, 15
     assert torch.equal(rivals.PerToken(4)(y), y)
     assert torch.equal(rivals.Fp8()(y), y)
+    small = 1e-4 * torch.randn(1, 2, 3, 64)
+    scaled, plain = ((rivals.Fp8(way)(small) - small).norm() / small.norm() for way in (True, False))
+    assert scaled < 0.04 < 0.5 < plain and rivals.Fp8(True).stored(64) == 8.25
 
 
 def test_a_loud_channel_is_what_codes_per_channel_are_for() -> None:

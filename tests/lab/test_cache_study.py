@@ -41,6 +41,8 @@ def test_fewer_bits_are_further_away_and_centring_helps() -> None:
     (
         "balanced", "search", "split", "ours", "prod", "int per token", "kivi", "kivi 128", "kivi searched", "kvquant",
         "fp8",
+        "fp8 scaled",
+        "kivi 32 searched",
     ),
 )
 def test_each_method_runs_with_all_tokens_coded_and_with_the_first_exact(method: str) -> None:
@@ -48,7 +50,7 @@ def test_each_method_runs_with_all_tokens_coded_and_with_the_first_exact(method:
     assert all(0 < one < 1 for one in found) and found[0] != found[1]
 
 
-@pytest.mark.parametrize("method", ("codec", "int per token", "fp8"))
+@pytest.mark.parametrize("method", ("codec", "int per token", "fp8", "fp8 scaled"))
 def test_each_code_of_values_runs(method: str) -> None:
     assert 0 < kl(None, (method, 3)) < 1
 
@@ -88,9 +90,14 @@ def test_errors_are_predicted_from_means_and_variances() -> None:
         assert row["centred"] == pytest.approx(row["centred, predicted"], rel=0.5)
 
 
-def test_attention_is_timed() -> None:
-    found = cache_study.attention_seconds(300, heads=2, queries=4, repeats=2)
-    assert set(found) == {"bf16", "4 and 4 bits", "4 and 3 bits"} and min(min(each) for each in found.values()) > 0
+@pytest.mark.parametrize(("queries", "rivals"), [
+    (2, {"bf16", "fp32", "bf16, products", "fp32, products"}),
+    (4, {"bf16", "bf16, rows", "fp32, rows", "bf16, products", "fp32, products"}),
+])  # fmt: skip
+def test_attention_is_timed(queries: int, rivals: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_study, "COLD", 1 << 20)
+    found = cache_study.attention_seconds(300, heads=2, queries=queries, repeats=2)
+    assert set(found) == {*rivals, "4 and 4 bits", "4 and 3 bits"} and min(min(each) for each in found.values()) > 0
     assert cache_study.median_ratio([2.0, 4.0, 9.0], [1.0, 2.0, 3.0]) == 2
 
 

@@ -6,11 +6,14 @@ Shapes: K key/value heads, D head size.
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import cycle
 from typing import Any
 
 import torch
@@ -99,8 +102,9 @@ def keys_of(setting: Setting, method: str, bits: int) -> list[Any]:
         setting: model and statistics.
         method: "plain", "centred", "balanced" (centred too), "search" (all three), "split" (the paper's channels apart,
             plain), "ours" (split, centred, balanced, searched), "prod", "int per token", "kivi" (integers per channel,
-            groups of 32), "kivi 128", "kivi searched" (of 128, with a search of ranges), "kvquant", "fp8"; each with
-            ``FIRST`` after it to keep the first token exact, or with ``OTHER`` for another one.
+            groups of 32), "kivi 128", "kivi searched" (of 128, with a search of ranges), "kivi 32 searched", "kvquant",
+            "fp8", "fp8 scaled"; each with ``FIRST`` after it to keep the first token exact, or with ``OTHER`` for
+            another one.
         bits: of most numbers.
     """
     if method == "kvquant" + FIRST:
@@ -116,6 +120,8 @@ def keys_of(setting: Setting, method: str, bits: int) -> list[Any]:
         "kivi": lambda: [rivals.PerChannel(bits, 32)] * layers, "fp8": lambda: [rivals.Fp8()] * layers,
         "kivi 128": lambda: [rivals.PerChannel(bits, 128)] * layers,
         "kivi searched": lambda: [rivals.PerChannel(bits, 128, rivals.RANGES)] * layers,
+        "kivi 32 searched": lambda: [rivals.PerChannel(bits, 32, rivals.RANGES)] * layers,
+        "fp8 scaled": lambda: [rivals.Fp8(scaled=True)] * layers,
         "kvquant": lambda: rivals.before_rotary(setting.model, setting.calibration_ST, bits),
     }  # fmt: skip
     if method in others:
@@ -131,13 +137,15 @@ def keys_of(setting: Setting, method: str, bits: int) -> list[Any]:
 
 
 def values_of(setting: Setting, method: str, bits: int) -> list[Any]:
-    """A code of values for each layer; method: "codec", "int per token" or "fp8", each with ``FIRST`` or without."""
+    """A code of values for each layer; method: "codec", "int per token", "fp8" or "fp8 scaled", each with ``FIRST`` or
+    without."""
     layers = len(setting.known)
     if method.endswith(FIRST):
         return [rivals.first_exact(code) for code in values_of(setting, method.removesuffix(FIRST), bits)]
     if method == "codec":
         return [v for _, v in coders(None, codec(bits, setting.size), setting.known, sinks=0)]
-    return [rivals.PerToken(bits) if method == "int per token" else rivals.Fp8()] * layers
+    made = rivals.PerToken(bits) if method == "int per token" else rivals.Fp8(scaled=method == "fp8 scaled")
+    return [made] * layers
 
 
 def moved(code: Coder, offset_KD: Tensor) -> Coder:
@@ -256,26 +264,61 @@ def _score_errors(q_BHTD: Tensor, k_BKTD: Tensor, code: Any) -> Tensor:
     return (scores - scores.mean(3, keepdim=True)).square()
 
 
+COLD = 128 << 20  # bytes of other copies before the same one comes again: more than lie in a processor's own memory
+
+
 def attention_seconds(
     tokens: int, heads: int = 8, queries: int = 8, size: int = 64, bits: Sequence[tuple[int, int]] = ((4, 4), (4, 3)),
     repeats: int = 15,
 ) -> dict[str, list[float]]:  # fmt: skip
-    """Seconds of one token's attention to a cache: PyTorch's in bf16, and ours straight from codes, in turn."""
+    """Seconds of one token's attention to a cache: PyTorch's, and ours straight from codes, in turn.
+
+    PyTorch's: its attention in bf16 and fp32, with the queries of a head as rows, and the two products and the softmax
+    written out. "bf16" is its call for grouped queries where a head has several. Each call finds another copy of the
+    cache, so that none lies in a processor's own memory from the call before.
+    """
     from tq.lab.timing import time_calls
 
     generator = torch.Generator().manual_seed(0)
     k, v = (torch.randn(1, heads, tokens, size, generator=generator) for _ in range(2))
     q = torch.randn(queries, size, generator=generator)
-    q2, k2, v2 = (x.bfloat16() for x in (q[None, :, None], k, v))
-    calls: dict[str, Callable[[], Any]] = {
-        "bf16": lambda: F.scaled_dot_product_attention(q2, k2, v2, enable_gqa=queries != heads)
-    }
+    rows = q.view(1, heads, queries // heads, size)
+
+    def again(made: Callable[[], tuple[Any, Any]], nbytes: int, call: Callable[[Any, Any], Any]) -> Callable[[], Any]:
+        copies = cycle([made() for _ in range(-(-COLD // nbytes))])
+        return lambda: call(*next(copies))
+
+    def products(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return (q @ k.transpose(2, 3) / math.sqrt(size)).softmax(3) @ v
+
+    attention = F.scaled_dot_product_attention
+    calls: dict[str, Callable[[], Any]] = {}
+    for name, dtype in (("bf16", torch.bfloat16), ("fp32", torch.float32)):
+        made = partial(_copied, k, v, dtype)
+        one, many, nbytes = q[None, :, None].to(dtype), rows.to(dtype), 2 * k.numel() * dtype.itemsize
+        if name == "bf16" or queries == heads:
+            calls[name] = again(made, nbytes, partial(attention, one, enable_gqa=queries != heads))
+        if queries != heads:
+            calls[f"{name}, rows"] = again(made, nbytes, partial(attention, many))
+        calls[f"{name}, products"] = again(made, nbytes, partial(products, many))
     for pair in bits:
         keys, values = (Pages(Coder(codec(b, size), sinks=1)) for b in pair)
         keys.append(k)
         values.append(v)
-        calls[f"{pair[0]} and {pair[1]} bits"] = partial(attend, q, keys, values)
+        name = f"{pair[0]} and {pair[1]} bits"
+        calls[name] = again(partial(_deep, keys, values), keys.nbytes + values.nbytes, partial(attend, q))
     return time_calls(calls, repeats, settle=1)
+
+
+def _deep(keys: Pages, values: Pages) -> tuple[Pages, Pages]:
+    both = deepcopy((keys, values))
+    for pages in both:
+        pages.of_one()  # as it has been for long in a decoder
+    return both
+
+
+def _copied(k: Tensor, v: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    return k.to(dtype, copy=True), v.to(dtype, copy=True)
 
 
 def median_ratio(one: Sequence[float], other: Sequence[float]) -> float:

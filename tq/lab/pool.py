@@ -54,14 +54,9 @@ def _loop() -> Any:
 def cliff(
     folder: str, block_bytes: int, capacity: int, ratio: float, trace: str, policy: str, *, rounds: int = 3
 ) -> dict[str, float]:
-    """One point: a set of ``ratio`` times the capacity (in blocks), read twice in each of ``rounds`` turns, of which
-    the second counts.
-
-    Returns:
-        misses: share of the accesses; access_s: mean seconds of one; hit_s: of one where all fit, in the order of the
-        trace; miss_s: of a miss where what this policy misses is read alone, in its order. The three take turns, as the
-        speed of a machine and of its drive changes within seconds, and each is the median of its turns.
-    """
+    """One point: a set of ``ratio`` times the capacity (in blocks), read twice in each of ``rounds`` turns: {"misses":
+    share of the accesses; "access_s", "hit_s", "miss_s": mean seconds of one, of one where all fit, of what the policy
+    misses read alone}. Medians of turns, of which the second pass counts, as machines and drives change in seconds."""
     blocks = max(1, round(ratio * capacity))
     once = TRACES[trace](blocks, 1)
     found = tiers.replay(np.tile(once, 1 + 2 * rounds), capacity, policy, len(once))
@@ -70,7 +65,6 @@ def cliff(
     words = block_bytes // 8
     few = once[once < capacity]  # what is held, in the order of the trace
     n = len(once)
-
     def timed(
         memory: Tensor, which: NDArray[np.int64], read: bool | NDArray[np.bool_], slots: NDArray[np.int64]
     ) -> float:
@@ -91,8 +85,7 @@ def cliff(
         return timed(pool, once, found.missed[part], found.place[part])
 
     def misses(number: int) -> float:
-        """Seconds of each miss of this pass, read alone, in its order and to its places; of reading everything where
-        none misses."""
+        """Seconds of each miss of this pass, read alone to its place; of reading everything where none misses."""
         part = slice(number * n, (number + 1) * n)
         if not (missed := found.missed[part]).any():
             return timed(beside, once, True, np.arange(n) % capacity) / n

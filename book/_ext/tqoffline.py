@@ -4,7 +4,8 @@ The theme preloads its icon fonts with `crossorigin`, which is an error for `fil
 are asked for without it a moment later. Thebe, which runs cells on a remote server, is switched off in _config.yml; its
 configuration is still written into each page, twice, and declares one constant two times. Source maps of the theme,
 over a megabyte that no reader asks for, are left out too, and so are its words in other languages, which only a build
-in these reads, the layout of notebooks to download, and the indentation of the frame around a page.
+in these reads, the layout of notebooks to download, and the indentation of the frame around a page. Icons are drawn by
+the theme's font; its script of a megabyte and a half, which draws the same ones once more, is left out.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ GONE = (
     re.compile(r"\s*<script>\s*const THEBE_JS_URL\b.*?</script>", re.DOTALL),
     re.compile(r'\s*<script\b[^>]*\bsrc="[^"]*sphinx-thebe\.js[^"]*"[^>]*>\s*</script>'),
     re.compile(r'\s*<link\b[^>]*\bhref="[^"]*sphinx-thebe\.css[^"]*"[^>]*>'),
+    re.compile(r'\s*<script\b[^>]*\bsrc="[^"]*fontawesome/[^"]*/all\.min\.js[^"]*"[^>]*>\s*</script>'),
     re.compile(r'\s*<script type="text/x-thebe-config">.*?</script>', re.DOTALL),
 )
 BETWEEN = re.compile(r">\s*\n\s*<")  # tags of the frame around a page, which the theme indents by dozens of blanks
@@ -55,6 +57,8 @@ def on_finished(app: Sphinx, exception: Exception | None) -> None:
         text = style.read_text(encoding="utf-8")
         if TRUETYPE.search(text):
             style.write_text(TRUETYPE.sub("", text), encoding="utf-8")
+    for script in Path(app.outdir, "_static", "vendor").rglob("all.min.js"):
+        script.unlink()
     for font in Path(app.outdir, "_static").rglob("*.ttf"):
         if font.with_suffix(".woff2").exists():
             font.unlink()

@@ -80,8 +80,8 @@ class _FromCode(torch.autograd.Function):
         pairs = [(y, g) for y, g in zip(results, gradients, strict=True) if g is not None and y.requires_grad]
         asked = [x, *weights] if x.requires_grad else weights
         found = torch.autograd.grad([y for y, _ in pairs], asked, [g for _, g in pairs], allow_unused=True)
-        found = found if x.requires_grad else (None, *found)
-        return None, found[0], None, *found[1:], *(None for _ in tensors[ctx.count :])
+        of_x, of_weights = (found[0], found[1:]) if x.requires_grad else (None, found)
+        return None, of_x, None, *of_weights, *(None for _ in tensors[ctx.count :])
 
 
 class _Place(int):
@@ -189,4 +189,4 @@ class coded_checkpoints:
         if any(each.requires_grad for each in tensors[len(weights) :]):
             raise ValueError("only the first argument of a block may require a gradient")
         self._calls += 1
-        return _FromCode.apply(call, x, len(weights), *tensors)  # type: ignore[no-untyped-call]
+        return _FromCode.apply(call, x, len(weights), *tensors)

@@ -289,7 +289,7 @@ def _trace(traced: _Traced, asks: list[_Ask], forward_s: float, backward_s: floa
     graph = Graph(tuple(values), tuple(operations), order)
     # Blocks are alike if the same may be done to their values: what a last block returns may be asked for by nobody.
     treated = [tuple((bool(values[v].ways), kinds[v].tolerant) for v in made) for made in graph.made]
-    alike = [s._replace(signature=(s.signature, t)) for s, t in zip(traced.seen, treated, strict=True)]
+    alike = [s._replace(signature=(s.signature, t)) for s, t in zip(traced.seen, treated, strict=True)]  # type: ignore[arg-type]
     return Trace(graph, tuple(s.signature for s in traced.seen), kinds, ties_of(alike), forward_s, backward_s)
 
 

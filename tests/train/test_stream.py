@@ -462,7 +462,7 @@ def test_a_trial_without_room_leaves_the_arithmetic(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(trials, "trial", full)
     sent: list[Any] = []
-    trials._apart(run_of(tmp_path), 1e9, 1, SimpleNamespace(send=sent.append))  # type: ignore[arg-type]
+    trials._apart(run_of(tmp_path), 1e9, 1, os.getppid(), SimpleNamespace(send=sent.append))  # type: ignore[arg-type]
     assert sent[0].trial is None and sent[0].step_s > 0
 
 

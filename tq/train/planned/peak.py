@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Collection
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
-from tq.quant.codec import Codec
 from tq.systems.rematerialization import Choice, cheapest
-from tq.train.planned.plan import BITS, MIN_ELEMENTS, Plan, Priced, priced_trace
+from tq.train.planned.plan import Plan, Priced, priced_trace
 
 _CLOSE = 0.01  # of the bytes that autograd keeps, to which the lowest peak by blocks is found
 _GAP, _ANY = 0.02, 1.0  # of the optimum; any choice that fits
@@ -19,18 +16,7 @@ _SHARES = (0.01, 0.02, 0.03, 0.04, 0.05, 0.065, 0.08, 0.1, 0.12, 0.15, 0.2, 0.3)
 _SECONDS = 5.0  # at most of one search
 
 
-def plan_lowest_peak(
-    model: nn.Module,
-    batch: Any,
-    *,
-    loss: Callable[[Any], Tensor] | None = None,
-    bits: Collection[int] = BITS,
-    offload: str | os.PathLike[str] | None = None,
-    codec: Codec | None = None,
-    min_elements: int = MIN_ELEMENTS,
-    repeats: int = 3,
-    progress: bool = True,
-) -> Plan:
+def plan_lowest_peak(model: nn.Module, batch: Any, **options: Any) -> Plan:
     """Trace one step of a model, and choose what makes its activations take the fewest bytes at once in backward.
 
     What is stored, decoded and computed again counts, as in ``Plan.peak_bytes``; gradients do not. Of plans with that
@@ -38,7 +24,8 @@ def plan_lowest_peak(
     costs are measured, so two calls may find different plans, on a busy machine higher ones.
 
     Args:
-        model, batch, loss, bits, offload, codec, min_elements, repeats, progress: as of ``plan_activations``.
+        model, batch: as of ``plan_activations``.
+        options: of the same, but for ``budget``, ``peak`` and ``noise``.
 
     Returns:
         Plan, for ``with compress_activations(plan=plan): loss = ...``.
@@ -54,11 +41,7 @@ def plan_lowest_peak(
         >>> low.peak_bytes < 0.6 * low.bytes_before
         True
     """
-    priced = priced_trace(
-        model, batch, loss=loss, bits=bits, offload=offload, codec=codec, min_elements=min_elements, repeats=repeats,
-        progress=progress,
-    )  # fmt: skip
-    return lowest_peak(priced)
+    return lowest_peak(priced_trace(model, batch, **options))
 
 
 def lowest_peak(priced: Priced) -> Plan:

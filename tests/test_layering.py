@@ -44,7 +44,10 @@ FLOORS = {
         lazy=frozenset({"tokenizers", "datasets", "tqdm", "safetensors"}),
     ),
     "tq.train.planned": Floor(  # a plan is the answer of a program that knows no tensors
-        inside=("tq.quant", "tq.train", "tq.systems.rematerialization", "tq.systems.backward_timeline"),
+        inside=(
+            "tq.quant", "tq.train", "tq.systems.rematerialization", "tq.systems.backward_timeline",
+            "tq.systems.peak_search",
+        ),
         outside=frozenset({"torch"}),
         lazy=frozenset({"tqdm"}),
     ),

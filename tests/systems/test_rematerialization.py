@@ -168,3 +168,16 @@ def test_timeline_of_a_chain() -> None:
 def test_hostile_graphs(bad: object) -> None:
     with pytest.raises(ValueError):
         bad()  # type: ignore[operator]
+
+
+def test_time_that_is_up_is_not_taken_for_no_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    from types import SimpleNamespace
+
+    import scipy.optimize
+
+    monkeypatch.setattr(scipy.optimize, "milp", lambda *_, **__: SimpleNamespace(x=None, status=1))
+    with pytest.raises(TimeoutError, match="within 3 s"):
+        cheapest(random_graph(0), 1000, time_limit_s=3.0)
+    monkeypatch.setattr(scipy.optimize, "milp", lambda *_, **__: SimpleNamespace(x=None, status=2))
+    with pytest.raises(ValueError, match="no choice fits"):
+        cheapest(random_graph(0), 1000)

@@ -19,18 +19,21 @@ def uses(graph: Graph, choice: Choice) -> list[int]:
     return found
 
 
-def timeline(graph: Graph, choice: Choice) -> list[int]:
+def timeline(graph: Graph, choice: Choice, enough: float = float("inf")) -> list[int]:
     """Most bytes that are held for backward while it is given each value: what is stored, and what was made again.
 
     What runs again or is decoded is held until its last use. What is stored is let go when neither backward nor an
     operation that runs again will ask for it, after the node of backward that asked last.
+
+    Args:
+        enough: bytes; the first number beyond is the last that is returned.
 
     Raises:
         ValueError: the graph does not say in which order backward asks.
     """
     if not graph.asks:
         raise ValueError("the graph has no asks: trace a step with its backward pass")
-    return _Timeline(graph, choice).run()
+    return _Timeline(graph, choice).run(enough)
 
 
 class _Timeline:
@@ -50,7 +53,7 @@ class _Timeline:
         way = self.choice.stored.get(value)
         return way is not None and self.graph.values[value].ways[way].name == KEEP
 
-    def run(self) -> list[int]:
+    def run(self, enough: float) -> list[int]:
         found, before, given = [], -1, list[int]()
         for node, value in self.graph.asks:
             if node != before:
@@ -63,6 +66,8 @@ class _Timeline:
             self._take(value)
             given.append(value)
             found.append(max(self.most, self.bytes))
+            if found[-1] > enough:
+                break
         return found
 
     def _take(self, value: int) -> None:

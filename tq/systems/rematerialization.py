@@ -31,6 +31,7 @@ from tq.systems.arguments import positive
 GAP = 1e-4  # of the optimum, at which the search ends
 TIME_LIMIT_S = 60.0
 KEEP = "keep"
+_TIME_IS_UP = 1  # status of ``scipy.optimize.milp``
 
 
 class Way(NamedTuple):
@@ -234,6 +235,7 @@ def cheapest(
 
     Raises:
         ValueError: nothing fits; the message says the least number of bytes that would.
+        TimeoutError: the time is up before any choice was found.
     """
     positive("budget", budget, zero=True)
     program = _Program(graph, ties, peak, noise)
@@ -400,6 +402,8 @@ class _Program:
             costs / scale, integrality=np.ones(len(costs)), bounds=Bounds(0, 1), constraints=limits,
             options={"mip_rel_gap": gap, "time_limit": time_limit_s},
         )  # fmt: skip
+        if found.x is None and found.status == _TIME_IS_UP:
+            raise TimeoutError(f"no choice was found within {time_limit_s:g} s, nor that there is none")
         return None if found.x is None else np.round(found.x)
 
     def _choice(self, answer: np.ndarray) -> Choice | None:

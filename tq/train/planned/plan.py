@@ -224,8 +224,7 @@ def plan_activations(
         loss: makes a number of what the model returns; None takes a scalar that it returns, else the sum.
         bits: widths, 1-8, that tensors may be coded in; empty codes nothing. Never coded: what backward must have as
             it was, such as results of a softmax and statistics of a norm.
-        offload: a folder on a disk, or "host" for values of a GPU, that tensors may go to; None: none do. Transfers
-            wait: they do not overlap with compute.
+        offload: a folder on a disk, or "host" for values of a GPU, that tensors may go to, while compute waits.
         peak: bytes that activations may take at any moment of backward; None is no limit.
         noise: most that the relative squared errors of all coded tensors may add up to; None is no limit.
         codec: quantizer; its bits are ignored. None: blocks of 128, unbiased, bfloat16 scales.
@@ -239,6 +238,7 @@ def plan_activations(
     Raises:
         TypeError: the model is sharded (FSDP2, tensor parallelism) or compiled, or an argument has another type.
         ValueError: an argument is out of range, or nothing fits the budget; the message says the least that would.
+        TimeoutError: a minute found neither a plan nor that there is none.
 
     References:
         Jain et al. 2020 (Checkmate); Liu et al. 2022 (GACT); Korthikanti et al. 2022.
@@ -389,7 +389,7 @@ class Priced:
 def _cheapest(graph: Graph, limit: float, **options: Any) -> Choice | None:
     try:
         return cheapest(graph, limit, **options)
-    except ValueError:
+    except (ValueError, TimeoutError):
         return None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,8 +13,9 @@ from torch import Tensor
 from tq import Codec
 from tq.infer.kv import Coder
 
-pytest.importorskip("numba", reason="needs numba")
+numba = pytest.importorskip("numba", reason="needs numba")
 from tq.infer.pages import PAGE, Pages, attend  # noqa: E402
+from tq.kernels import attention, cpu  # noqa: E402
 
 
 def filled(coder: Coder | None, x_BKTD: Tensor, at_once: int = 100) -> Pages:
@@ -143,3 +145,36 @@ def test_caches_that_it_cannot_read() -> None:
     keys.select(torch.tensor([0, 0]))
     with pytest.raises(ValueError, match="known is one sequence"):
         attend(q, keys, values)
+
+
+@numba.njit
+def _softened(scores: np.ndarray, factor: np.float32) -> np.ndarray:
+    stats = np.empty(2, np.float32)
+    attention.soften(cpu._address(scores), scores.size, factor, cpu._address(stats))
+    return stats
+
+
+@pytest.mark.parametrize("spread", [0.01, 1.0, 30.0])
+def test_shares_are_exponentials_to_the_last_places(spread: float) -> None:
+    scores = (spread * np.random.default_rng(0).standard_normal(4096)).astype(np.float32)
+    scores[:2] = -np.inf, scores.max()
+    products = scores * np.float32(0.125)
+    wanted = np.exp((products - products.max()).astype(np.float64))  # of differences as fp32 has them
+    found = scores.copy()
+    largest, total = _softened(found, np.float32(0.125))
+    assert largest == products.max()
+    assert np.abs(found - wanted).max() < 2e-7
+    counts = wanted > 1e-30
+    assert (np.abs(found - wanted)[counts] / wanted[counts]).max() < 4e-7
+    assert found[0] < 1e-37
+    assert found[1] == 1
+    assert total == pytest.approx(wanted.sum(), rel=1e-6)
+
+
+def test_a_score_that_is_no_number_is_not_hidden() -> None:
+    scores = np.linspace(-3, 3, 32, dtype=np.float32)
+    scores[17] = np.nan
+    largest, total = _softened(scores, np.float32(1))
+    assert largest == 3
+    assert np.isnan(total)
+    assert np.isnan(scores).sum() == 1

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor
 from tq.infer.kv import Coder
 from tq.infer.product import plain
 from tq.kernels import attention
+from tq.quant.codec import Codec
 from tq.quant.dispatch import codebook
 from tq.quant.rotation import rotate
 
@@ -135,15 +137,20 @@ class Pages:
         self._first = None if self._first is None else self._first[:, :, : self.sinks]
 
 
-def _kernels(impl: str, device: torch.device) -> Any:
-    """Modules that attend."""
+def _kernel(impl: str, device: torch.device) -> tuple[Callable[..., tuple[Tensor, Tensor]], int]:
+    """What attends, and to how many queries of a head at once."""
     if impl not in ("auto", "cpu", "triton"):
         raise ValueError(f"impl must be 'auto', 'cpu' or 'triton', got {impl!r}")
     if impl == "cpu" or (impl == "auto" and device.type == "cpu"):
-        return attention
+        return attention.attend, attention.MOST
     from tq.kernels import gpu_codes
 
-    return gpu_codes
+    def rotated(q_KVD: Tensor, *of_pages: Any) -> tuple[Tensor, Tensor]:
+        *others, (turn, back) = of_pages
+        found_KVD, found_KV = gpu_codes.attend((q_KVD.double() @ turn).float(), *others)
+        return (found_KVD.double() @ back.T).float(), found_KV
+
+    return rotated, gpu_codes.MOST
 
 
 def attend(q_HD: Tensor, keys: Pages, values: Pages, *, impl: str = "auto") -> Tensor:
@@ -184,34 +191,34 @@ def _attend(q_HD: Tensor, keys: Pages, values: Pages, impl: str) -> Tensor:
         raise ValueError("keys keep {} tokens exact, values {}".format(*told))
     (key_KSD, key_pages), (value_KSD, value_pages) = keys.of_one(), values.of_one()
     q_KVD = q_HD.view(heads, rows // heads, size)
-    exact_KVD, exact_KV = _attend_exactly(q_KVD, key_KSD, value_KSD, keys.coder)
-    if not key_pages:
-        return exact_KVD.view(rows, size)
+    if keys.sinks:
+        exact_KVD, exact_KV = _attend_exactly(q_KVD, key_KSD, value_KSD, keys.coder)
+        if not key_pages:
+            return exact_KVD.view(rows, size)
     if keys.coder.factor_KD is not None:
         q_KVD = q_KVD / keys.coder.factor_KD[:, None]
-    kernels = _kernels(impl, q_HD.device)
-    turned = (q_KVD.double() @ _rotation(size, key.rounds, key.seed, key.rotation, str(q_HD.device))).float()
+    kernel, most = _kernel(impl, q_HD.device)
     pages = [(*k, *v) for k, v in zip(key_pages, value_pages, strict=True)]
-    levels = tuple(codebook(codec.bits, str(q_HD.device))[0] for codec in (key, value))
+    levels, rotations = zip(*(_tables(codec, str(q_HD.device)) for codec in (key, value)), strict=True)
     parts = [
-        kernels.attend(some, pages, keys.counts(), (key.bits, value.bits), levels)
-        for some in turned.split(kernels.MOST, 1)
+        kernel(q_KVD[:, some : some + most], pages, keys.counts(), (key.bits, value.bits), levels, rotations)
+        for some in range(0, q_KVD.shape[1], most)
     ]
-    found_KVD, found_KV = (torch.cat(part, 1) for part in zip(*parts, strict=True))
-    back = _rotation(size, value.rounds, value.seed, value.rotation, str(q_HD.device)).T
-    found = (found_KVD.reshape(rows, size).double() @ back).float()
-    if not keys.sinks:
-        return found
-    share_KV = torch.sigmoid(exact_KV - found_KV)  # of the exact tokens in all attention
-    return torch.lerp(found.view(q_KVD.shape), exact_KVD, share_KV[..., None]).view(rows, size)
+    found_KVD, found_KV = parts[0] if len(parts) == 1 else (torch.cat(part, 1) for part in zip(*parts, strict=True))
+    if keys.sinks:
+        share_KV = torch.sigmoid(exact_KV - found_KV)  # of the exact tokens in all attention
+        found_KVD = torch.lerp(found_KVD, exact_KVD, share_KV[..., None])
+    return found_KVD.reshape(rows, size)
 
 
 @lru_cache(maxsize=256)
-def _rotation(size: int, rounds: int, seed: int, kind: str, device: str) -> Tensor:
-    """The rotation as a matrix, fp64 [D, D]: of a few queries a product is faster than many small steps, and in fp64
-    no setting for the precision of products changes it."""
+def _tables(codec: Codec, device: str) -> tuple[Tensor, Tensor]:
+    """Levels, and the rotation as a matrix, fp64 [D, D]: of a few queries a product is faster than many small steps,
+    and in fp64 no setting for the precision of products changes it."""
     with torch.inference_mode(False), torch.no_grad():
-        return rotate(torch.eye(size, device=device, dtype=torch.float32), rounds, seed, kind).double()
+        one = torch.eye(codec.block, device=device, dtype=torch.float32)
+        turned = rotate(one, codec.rounds, codec.seed, codec.rotation).double()
+    return codebook(codec.bits, device)[0], turned
 
 
 def _attend_exactly(q_KVD: Tensor, key_KSD: Tensor, value_KSD: Tensor, coder: Coder) -> tuple[Tensor, Tensor]:
@@ -220,4 +227,7 @@ def _attend_exactly(q_KVD: Tensor, key_KSD: Tensor, value_KSD: Tensor, coder: Co
     if coder.mean_KD is not None:  # as it is taken off all the others
         key_KSD = key_KSD - coder.mean_KD[:, None]
     score_KVS = q_KVD @ key_KSD.transpose(1, 2) / math.sqrt(q_KVD.shape[-1])
-    return score_KVS.softmax(-1) @ value_KSD.float(), score_KVS.logsumexp(-1)
+    largest_KV1 = score_KVS.amax(-1, keepdim=True)
+    share_KVS = (score_KVS - largest_KV1).exp()
+    total_KV1 = share_KVS.sum(-1, keepdim=True)  # of torch, logsumexp takes as long as all this
+    return share_KVS @ value_KSD.float() / total_KV1, (largest_KV1 + total_KV1.log())[..., 0]

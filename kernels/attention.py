@@ -180,6 +180,12 @@ def _native(body: Callable) -> Callable[[int], None]:
 
 
 @_njit
+def _lane(j):
+    """Place of a number in the order of lanes."""
+    return j // RUN * RUN + j % _RUNS * LANES + j % RUN // _RUNS
+
+
+@_njit
 def _turn(given):
     """Queries rotated as keys are, and put in the order of lanes."""
     heads, width, block = given[_HEADS], given[_QUERIES], given[_SIZE]
@@ -192,7 +198,7 @@ def _turn(given):
         for i in range(block):
             _add(total, matrix[i], np.float64(q[r, i]))
         for j in range(block):
-            x[r, j // RUN * RUN + j % _RUNS * LANES + j % RUN // _RUNS] = total[j]
+            x[r, _lane(j)] = total[j]
 
 
 @_njit
@@ -216,7 +222,7 @@ def _join(given):
             total += weight * stats[p, q, 1]
             _add(joined, sums[p, q], weight)
         for j in range(block):
-            turned[j] = joined[j // RUN * RUN + j % _RUNS * LANES + j % RUN // _RUNS] / total
+            turned[j] = joined[_lane(j)] / total
         for i in range(block):
             out[q, i] = _product(matrix[i], turned)
         lse[q] = largest + np.log(total)

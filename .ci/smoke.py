@@ -296,7 +296,7 @@ def activations(tmp: Path) -> None:
 
 def planned(tmp: Path) -> None:
     from tq.train.coded_checkpoints import coded_checkpoints
-    from tq.train.planned import compress_activations, plan_activations, plan_lowest_peak
+    from tq.train.planned import compress_activations, plan_activations, plan_lowest_peak, plan_within_peak
 
     x, trained = seeded(32 * 64).view(32, 64), model()
     given = x.clone().requires_grad_()
@@ -314,6 +314,8 @@ def planned(tmp: Path) -> None:
     check(usage.stored == plan.bytes_after, usage)
     low = plan_lowest_peak(trained, x, bits=(), progress=False)
     check(low.peak_bytes <= plan.peak_bytes, low)
+    within = plan_within_peak(trained, x, plan.peak_bytes, bits=(), progress=False)
+    check(within.peak_bytes <= plan.peak_bytes, within)
 
     from tq.train.planned.partition import PlannedBackend
 

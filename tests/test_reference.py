@@ -41,7 +41,7 @@ DOORS: dict[str, list[str] | None] = {
     "tq.train.tqk.dcp": ["Reader", "Writer"],
     "tq.train.activations": ["Report", "compress_activations"],
     "tq.train.coded_checkpoints": ["coded_checkpoints"],
-    "tq.train.planned": ["compress_activations", "plan_activations", "plan_lowest_peak"],
+    "tq.train.planned": ["compress_activations", "plan_activations", "plan_lowest_peak", "plan_within_peak"],
     "tq.train.planned.partition": ["PlannedBackend"],
     "tq.train.recompute": ["CodedResults"],
     "tq.train.stream": ["StreamedTrainer"],

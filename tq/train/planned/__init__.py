@@ -3,5 +3,14 @@
 from tq.train.planned.execution import PlannedActivations, Usage
 from tq.train.planned.peak import plan_lowest_peak
 from tq.train.planned.plan import Plan, compress_activations, plan_activations
+from tq.train.planned.within import plan_within_peak
 
-__all__ = ["Plan", "PlannedActivations", "Usage", "compress_activations", "plan_activations", "plan_lowest_peak"]
+__all__ = [
+    "Plan",
+    "PlannedActivations",
+    "Usage",
+    "compress_activations",
+    "plan_activations",
+    "plan_lowest_peak",
+    "plan_within_peak",
+]

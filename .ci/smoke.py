@@ -380,6 +380,7 @@ def inference(tmp: Path) -> None:
         else:
             check(False, "GPTQ without numba was no error")
         return
+    from tq.infer.allocation import allocate_bits
     from tq.infer.decoder import Decoder
     from tq.infer.direct import DirectLinear, direct
     from tq.infer.pages import Pages, attend
@@ -395,6 +396,8 @@ def inference(tmp: Path) -> None:
     check(torch.allclose(torch.from_numpy(logits), decoded(small)(ids[:1, :1])[0][0, 0], atol=1e-3))
     paths = trellis(plain.blocks[0].mlp.up.weight, torch.eye(64).double(), four)
     check(isinstance(paths, TrellisCode) and TrellisLinear(paths)(torch.ones(2, 64)).shape == (2, 128))
+    widths = allocate_bits(plain, four, ids)
+    check(quantize(plain, four, ids, widths=widths).blocks[0].mlp.up.codec.bits == widths["blocks.0.mlp.up"], widths)
     product = PathProduct([paths], integers=False)
     product.x[:] = 1
     check(torch.allclose(torch.from_numpy(product.run()), paths.decode().sum(1), atol=1e-3))

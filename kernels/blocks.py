@@ -154,10 +154,10 @@ def _multiply_codes(row, number, piece, bits, rows, runs, size, ways):
 
 
 @_njit
-def _multiply_paths(row, number, piece, bits, rows, runs, size, ways):
+def _multiply_paths(row, number, piece, widths, rows, runs, size, ways):
     """Likewise."""
     at = _PRODUCTS + _OF_PRODUCT * number
-    path_product._rows(cpu._array(row[at + _ARGUMENTS], (cpu._FIELDS,), np.int64), piece, bits, size, ways)
+    path_product._rows(cpu._array(row[at + _ARGUMENTS], (cpu._FIELDS,), np.int64), piece, widths, size, ways)
 
 
 @_njit
@@ -192,9 +192,12 @@ def _between(given, row, phase, piece):
 
 
 @cache
-def _kernel(bits_: int, runs_: int, size_: int, integers: bool, paths: bool) -> Callable[[int], None]:
-    """The kernel of bits, runs of 64 in a block, bytes of a scale, and kind of products."""
-    bits, runs, size, stamp = (0,) * bits_, (0,) * runs_, (0,) * size_, _STAMP
+def _kernel(
+    bits_: int | tuple[int, ...], runs_: int, size_: int, integers: bool, paths: bool
+) -> Callable[[int], None]:
+    """The kernel of bits, of paths any of several, runs of 64 in a block, bytes of a scale, and kind of products."""
+    bits: Any = path_product.lengths(bits_) if isinstance(bits_, tuple) else (0,) * bits_
+    runs, size, stamp = (0,) * runs_, (0,) * size_, _STAMP
     rows, ways = (0,) * matvec.rows_together(1), (0,) * (2 if integers else 1)
     give, multiply, parts = _give_codes, _multiply_codes, _pieces_of_codes
     if paths:
@@ -237,12 +240,13 @@ class Blocks:
         tables: cosines and sines, fp32 [T', D / 2].
         stream: fp32 [C].
         settings: (bits, bytes of a scale, lanes, step, eps), of all products; lanes: 0 where they are of paths, with or
-            without integers.
+            without integers, whose bits are those that any of them has.
     """
 
     def __init__(
         self, rows: Sequence[tuple[list[np.ndarray], np.ndarray, np.ndarray, list[tuple[np.ndarray, ...]]]],
-        tables: tuple[np.ndarray, np.ndarray], stream: np.ndarray, settings: tuple[int, int, int, float, float],
+        tables: tuple[np.ndarray, np.ndarray], stream: np.ndarray,
+        settings: tuple[int | tuple[int, ...], int, int, float, float],
     ) -> None:  # fmt: skip
         bits, size, lanes, step, eps = settings
         heads, length, head = rows[0][1].shape

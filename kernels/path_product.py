@@ -30,8 +30,8 @@ _SHORTS16, _SHORT = ir.VectorType(ir.IntType(16), LANES), ir.IntType(16)
 # places in the array of int64 that a kernel is called with; the first three are those of ``cpu``
 _TABLE, _ENTRIES, _BLOCK, _X, _X_SCALES, _SUMS, _COUNT = 3, 4, 5, 6, 7, 9, 10
 # of an entry of the table: some rows of a run that are worked on together
-_PAYLOAD, _PITCH, _SCALES, _STRIDE, _OUT, _GROUPS, _FIRST = range(7)
-_ENTRY = 7
+_PAYLOAD, _PITCH, _SCALES, _STRIDE, _OUT, _GROUPS, _FIRST, _BITS = range(8)
+_ENTRY = 8
 _STAMP = trellis._STAMP ^ int(hashlib.blake2b(Path(__file__).read_bytes(), digest_size=6).hexdigest(), 16)
 _njit = numba.njit(error_model="numpy")
 
@@ -144,10 +144,22 @@ def _some(at, scales, out, n, given, entry, k, bits, size, ways):
 
 
 @_njit
-def _rows(given, number, bits, size, ways):
-    """The products of the rows of one entry."""
+def _rows(given, number, widths, size, ways):
+    """The products of the rows of one entry, of as many bits as one of four numbers, told by lengths."""
     entry = cpu._array(given[_TABLE] + 8 * _ENTRY * number, (_ENTRY,), np.int64)
     cpu._array(entry[_OUT], (LANES * entry[_GROUPS],), np.float32)[:] = 0
+    if entry[_BITS] == len(widths[0]):
+        _rows_of(given, entry, widths[0], size, ways)
+    elif entry[_BITS] == len(widths[1]):
+        _rows_of(given, entry, widths[1], size, ways)
+    elif entry[_BITS] == len(widths[2]):
+        _rows_of(given, entry, widths[2], size, ways)
+    else:
+        _rows_of(given, entry, widths[3], size, ways)
+
+
+@_njit
+def _rows_of(given, entry, bits, size, ways):
     for n in range(given[_COUNT]):
         columns, scales = entry[_PAYLOAD] + n * given[_BLOCK] * entry[_PITCH], entry[_SCALES] + n * entry[_STRIDE]
         k = 0
@@ -156,10 +168,16 @@ def _rows(given, number, bits, size, ways):
             k += _some(at, place, out, n, given, entry, k, bits, size, ways)
 
 
+def lengths(bits: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Numbers of bits, at most four, as four lengths of tuples: what compiled code is made for."""
+    kinds = [(0,) * each for each in sorted(set(bits))]
+    return (*kinds, *kinds[:1] * (4 - len(kinds)))
+
+
 @cache
-def _kernel(bits_: int, size_: int, integers: bool) -> Callable[[int], None]:
-    """The kernel of some bits and bytes of a scale; see ``cpu._kernel``."""
-    bits, size, ways, stamp = (0,) * bits_, (0,) * size_, (0,) * (1 + integers), _STAMP
+def _kernel(bits_: tuple[int, ...], size_: int, integers: bool) -> Callable[[int], None]:
+    """The kernel of some numbers of bits and bytes of a scale; see ``cpu._kernel``."""
+    widths, size, ways, stamp = lengths(bits_), (0,) * size_, (0,) * (1 + integers), _STAMP
 
     def body(arguments):
         given = numba.carray(arguments, cpu._FIELDS)
@@ -168,7 +186,7 @@ def _kernel(bits_: int, size_: int, integers: bool) -> Callable[[int], None]:
             if first == last:
                 break
             for number in range(first, last):
-                _rows(given, number, bits, size, ways)
+                _rows(given, number, widths, size, ways)
 
     compiled = cpu._compiled(body)
     cpu._compiled_kernels.append(compiled)
@@ -176,21 +194,22 @@ def _kernel(bits_: int, size_: int, integers: bool) -> Callable[[int], None]:
 
 
 def prepared(
-    parts: Sequence[tuple[np.ndarray, np.ndarray]], x: np.ndarray, x_scales: np.ndarray, sums: np.ndarray,
-    out: np.ndarray, bits: int, block: int, together: int,
+    parts: Sequence[tuple[np.ndarray, np.ndarray, int]], x: np.ndarray, x_scales: np.ndarray, sums: np.ndarray,
+    out: np.ndarray, block: int, together: int,
 ) -> Callable[[], None]:  # fmt: skip
     """A product with matrices that lie below each other, again and again, on what the same memory then holds.
 
-    parts: of each matrix the payload, uint8, with ``ROOM`` bytes more at either end than are used, and the scales
-    [N, rows], fp32 or the bits of bf16; rows a multiple of 16. x: [C], fp32, or int32 of four times the same byte;
-    x_scales: fp32 [N], times the step of the values; sums: int32 [N], for integers: -510 times the sum of the vector's
-    bytes; out: fp32, of all rows. together: groups of 16 rows that one thread works on, at most. All contiguous.
+    parts: of each matrix the payload, uint8, with ``ROOM`` bytes more at either end than are used, the scales
+    [N, rows], fp32 or the bits of bf16, and the bits of a weight; rows a multiple of 16. x: [C], fp32, or int32 of four
+    times the same byte; x_scales: fp32 [N], times the step of the values; sums: int32 [N], for integers: -510 times the
+    sum of the vector's bytes; out: fp32, of all rows. together: groups of 16 rows that one thread works on, at most.
+    All contiguous.
     """
     count, entries, size = len(x_scales), [], parts[0][1].itemsize
-    assert all(array.flags.c_contiguous for each in ((x, x_scales, sums, out), *parts) for array in each)
-    assert sums.dtype == np.int32 and sum(scales.shape[1] for _, scales in parts) == len(out)
+    assert all(array.flags.c_contiguous for each in ((x, x_scales, sums, out), *parts) for array in each[:2])
+    assert sums.dtype == np.int32 and sum(scales.shape[1] for _, scales, _ in parts) == len(out)
     at = out.ctypes.data
-    for payload, scales in parts:
+    for payload, scales, bits in parts:
         rows = scales.shape[1]
         assert rows % LANES == 0 and len(scales) == count and scales.itemsize == size
         assert payload.nbytes == rows * count * block * bits // 8 + 2 * ROOM
@@ -199,13 +218,14 @@ def prepared(
             for first in range(start, end, LANES * together):
                 groups = min(end - first, LANES * together) // LANES
                 places = begin + (first - start) * bits // 8, pitch, scales.ctypes.data + first * size, rows * size
-                entries.append((*places, at + 4 * first, groups, int(first == start)))
+                entries.append((*places, at + 4 * first, groups, int(first == start), bits))
         at += 4 * rows
     table, integers = np.array(entries, np.int64), x.dtype == np.int32
     arrays = {_TABLE: table, _X: x, _X_SCALES: x_scales, _SUMS: sums}
     values: dict[int, Any] = {place: array.ctypes.data for place, array in arrays.items()}
     values |= {_BLOCK: block, _COUNT: count, _ENTRIES: len(table), cpu._BLOCKS: cpu._GROUP * len(table)}
-    given, kernel, elements = cpu._arguments(values), _kernel(bits, size, integers), len(out) * count * block
+    kernel = _kernel(tuple(sorted({bits for *_, bits in parts})), size, integers)
+    given, elements = cpu._arguments(values), len(out) * count * block
 
     def call() -> None:
         given[cpu._NEXT] = 0

@@ -47,6 +47,7 @@ DOORS: dict[str, list[str] | None] = {
     "tq.train.stream": ["StreamedTrainer"],
     "tq.train.linear": ["CompressedLinear", "linear", "replace_linears"],
     "tq.train.model": ALL,
+    "tq.infer.allocation": ["allocate_bits"],
     "tq.infer.weights": ["decoded", "load", "quantize", "save"],
     "tq.infer.layers": ["QuantizedLinear", "stored_bits"],
     "tq.infer.decoder": ["Decoder"],

@@ -27,7 +27,7 @@ def test_quantize_and_evaluate(tmp_path: Path, capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        (["quantize", "book", "--bits", "8", "--method", "trellis", "--out", "OUT"], "a trellis has 2, 3, 4 bits"),
+        (["quantize", "book", "--bits", "8", "--method", "trellis", "--out", "OUT"], "a trellis has 2, 3, 4, 5 bits"),
         (["evaluate", "nothing.safetensors", "--model", "book"], "no file nothing.safetensors"),
     ],
 )

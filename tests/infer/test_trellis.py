@@ -41,7 +41,7 @@ def test_values_are_nearly_gaussian_and_computed_as_published() -> None:
     assert (path_product.FACTOR, path_product.SUMMAND) == (34038481, 76625530)
 
 
-@pytest.mark.parametrize("bits", (2, 3, 4))
+@pytest.mark.parametrize("bits", (2, 3, 4, 5))
 @pytest.mark.parametrize("rows", (16, 96, 256, 400))
 def test_states_follow_each_other_and_end_where_they_began(bits: int, rows: int) -> None:
     w = np.random.default_rng(rows).standard_normal((5, rows)).astype(np.float32)
@@ -54,7 +54,7 @@ def test_states_follow_each_other_and_end_where_they_began(bits: int, rows: int)
     assert (kernel.unpack(kernel.pack(states, bits), bits, rows, 5) == states).all()
 
 
-@pytest.mark.parametrize("bits", (2, 3, 4))
+@pytest.mark.parametrize("bits", (2, 3, 4, 5))
 def test_no_path_that_differs_somewhere_is_nearer(bits: int) -> None:
     """Other bits at any one place, which change the values of the weights that see them, make the error no less."""
     rng, table = np.random.default_rng(0), values().numpy()
@@ -87,15 +87,16 @@ def test_squared_error_of_gaussian_numbers_is_far_below_that_of_single_levels(bi
     assert (error**2).mean() * 4**bits < part * single
 
 
-@pytest.mark.parametrize("bits", (2, 3, 4))
-def test_output_error_is_far_below_that_of_codes_of_as_many_bits(bits: int) -> None:
+@pytest.mark.parametrize(("bits", "part"), ((2, 0.75), (3, 0.75), (4, 0.75), (5, 0.85)))
+def test_output_error_is_far_below_that_of_codes_of_as_many_bits(bits: int, part: float) -> None:
+    """At 5 bits the register holds less than three weights, and so fewer values to choose from for each."""
     weight, moments = layer(256, 192)
     codec = Codec(bits=bits, block=64, scale_dtype=torch.bfloat16)
     code = trellis(weight, moments, codec)
     plain = gptq(weight, moments, codec)
     assert code.nbytes == plain.nbytes
     errors = [output_error(weight, x, moments) for x in (code.decode(), codec.decode(plain))]
-    assert errors[0] < 0.75 * errors[1]
+    assert errors[0] < part * errors[1]
 
 
 @pytest.mark.parametrize("shape", ((8, 1), (20, 65), (130, 200), (1, 64)))
@@ -110,8 +111,8 @@ def test_shapes_that_are_no_multiples(shape: tuple[int, int]) -> None:
 def test_what_does_not_fit_is_said() -> None:
     weight, moments = layer(32, 64)
     code = trellis(weight, moments, CODEC)
-    with pytest.raises(ValueError, match=r"bits must be one of \(2, 3, 4\), got 5"):
-        trellis(weight, moments, Codec(bits=5, block=64))
+    with pytest.raises(ValueError, match=r"bits must be one of \(2, 3, 4, 5\), got 6"):
+        trellis(weight, moments, Codec(bits=6, block=64))
     with pytest.raises(ValueError, match=r"moments must be \[64, 64\]"):
         trellis(weight, moments[:8, :8], CODEC)
     with pytest.raises(ValueError, match="must be finite"):
@@ -198,7 +199,7 @@ def test_a_decoder_reads_paths(integers: bool) -> None:
 
 def test_who_cannot_read_paths_says_so(model: GPT, small: GPT) -> None:
     assert all(type(each) is TrellisLinear for _, each in layers(direct(small)))
-    with pytest.raises(ValueError, match="a trellis has 2, 3, 4 bits a weight, got 8"):
+    with pytest.raises(ValueError, match="a trellis has 2, 3, 4, 5 bits a weight, got 8"):
         quantize(model, Codec(bits=8, block=64), ids(1), method="trellis")
     mixed = shared(small)
     put(mixed, "blocks.0.mlp.up", QuantizedLinear(CODEC.encode(model.blocks[0].mlp.up.weight, rows=True)))
@@ -224,7 +225,7 @@ SHAPES = ((16, 64), (256, 64), (48, 192), (208, 128), (576, 128), (1056, 64))
 
 @Ways
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("bits", (2, 3, 4))
+@pytest.mark.parametrize("bits", (2, 3, 4, 5))
 def test_products_are_those_of_the_decoded_matrix(shape: tuple[int, int], bits: int, integers: bool) -> None:
     for dtype in (torch.bfloat16, torch.float32):
         code = of(*shape, bits, dtype)

@@ -2,7 +2,7 @@
 
   python -m tq.infer fetch
   python -m tq.infer quantize smollm2 --bits 3 --out small
-  python -m tq.infer quantize smollm2 --bits 3 --method trellis --out small
+  python -m tq.infer quantize smollm2 --bits 3 --method trellis --mixed --out small
   python -m tq.infer evaluate small/model.safetensors
   python -m tq.infer chat --weights small/model.safetensors
   python -m tq.infer train
@@ -17,13 +17,16 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
+from torch import Tensor
 from tqdm import tqdm
 
 from tq.infer import pretrained, trained, tuning, weights
+from tq.infer.allocation import allocate_bits
 from tq.infer.evaluate import divergence, texts
 from tq.infer.layers import stored_bits
 from tq.quant.codec import Codec
@@ -64,6 +67,7 @@ def quantize(asked: argparse.Namespace) -> None:
     codec = Codec(asked.bits, asked.block, "mse", scale_dtype=scales)
     asked.length = min(asked.length, language.model.config.seq)
     calibration = texts(language, asked.sequences, asked.length, "train")
+    widths = _mixed(language.model, codec, calibration) if asked.mixed else None
     bar = tqdm(desc=f"{asked.bits} bits", unit="layer", disable=None)
 
     def progress(told: weights.Told) -> None:
@@ -72,7 +76,7 @@ def quantize(asked: argparse.Namespace) -> None:
 
     head = Codec(asked.head, asked.block, "mse", scale_dtype=torch.bfloat16) if asked.head else None
     small = weights.quantize(
-        language.model, codec, calibration, method=asked.method, head=head, keep=asked.out / "blocks",
+        language.model, codec, calibration, method=asked.method, head=head, widths=widths, keep=asked.out / "blocks",
         progress=progress,
     )  # fmt: skip
     bar.close()
@@ -84,6 +88,17 @@ def quantize(asked: argparse.Namespace) -> None:
     (asked.out / "blocks").rmdir()
     size = (asked.out / "model.safetensors").stat().st_size
     print(f"{asked.out / 'model.safetensors'}: {size / 1e6:.1f} MB, {stored_bits(small):.2f} bits per weight")
+
+
+def _mixed(model: GPT, codec: Codec, calibration: Tensor) -> dict[str, int]:
+    with tqdm(total=len(calibration), desc="which layers matter", unit="text", disable=None) as bar:
+        def progress(done: int, _: int) -> None:
+            bar.update(done - bar.n)
+
+        widths = allocate_bits(model, codec, calibration, progress=progress)
+    count = Counter(widths.values())
+    print(", ".join(f"{count[bits]} layers of {bits} bits" for bits in sorted(count)), file=sys.stderr)
+    return widths
 
 
 def _tuned(small: GPT, language: pretrained.Language, asked: argparse.Namespace) -> GPT:
@@ -170,8 +185,10 @@ def main(argv: list[str] | None = None) -> int:
     one.add_argument("--bits", type=int, choices=range(1, 9), default=4, help="default: 4")
     one.add_argument("--block", type=int, choices=(64, 128, 256), default=64, help="weights of one scale; default: 64")
     one.add_argument("--head", type=int, choices=range(2, 7), help="bits of the head; default: left as it is")
-    way = "gptq (default), nearest (uncalibrated), or trellis: slower to make, nearer to the model, 2 to 4 bits"
+    way = "gptq (default), nearest (uncalibrated), or trellis: slower to make, nearer to the model, 2 to 5 bits"
     one.add_argument("--method", choices=weights.METHODS, default="gptq", help=way)
+    one.add_argument("--mixed", action="store_true",
+                     help="layers have 2 to 5 bits, more where it matters more, and --bits on average")  # fmt: skip
     one.add_argument("--sequences", type=int, default=16, help="calibration texts; default: 16")
     one.add_argument("--length", type=int, default=512, help="of each, at most the context; default: 512 tokens")
     one.add_argument("--tune", type=int, default=0, metavar="STEPS",

@@ -14,7 +14,7 @@ import numpy as np
 from torch import nn
 
 from tq.infer.layers import GROUPS, QuantizedLinear, part
-from tq.infer.path_product import PathProduct
+from tq.infer.path_product import PathProduct, alike
 from tq.infer.product import BITS, Exact, Product, integers_run, plain
 from tq.infer.trellis import TrellisLinear
 from tq.kernels import blocks, token
@@ -25,8 +25,8 @@ class Decoder:
     """Greedy decoding of one sequence.
 
     Args:
-        model: a GPT with SwiGLU whose linear layers are quantized to 2, 3 or 4 bits, as codes or all of them as paths
-            through a trellis, with blocks that divide their widths; its head likewise, or exact.
+        model: a GPT with SwiGLU whose linear layers are quantized, all of them to 2, 3 or 4 bits, or as paths through a
+            trellis of 2 to 5 bits each, with blocks that divide their widths; its head likewise, or exact.
         length: most tokens, prompt included; None (default) means the model's.
         integers: products of 8-bit integers: faster, with an error below that of the weights; None (default) where
             the processor has them.
@@ -78,18 +78,23 @@ class Decoder:
             self._held.append(products)
         if len(settings) > 1:
             raise ValueError("all layers of the blocks must have the same bits, blocks, rotations and type of scales")
-        return blocks.Blocks(rows, (self._cos, self._sin), self._stream, (*settings.pop()[0], self._eps))
+        bits, *others = settings.pop()[0]
+        paths = [one for products in self._held for one in products if isinstance(one, PathProduct)]
+        any_of = tuple(sorted({each for one in paths for each in one.bits}))
+        return blocks.Blocks(rows, (self._cos, self._sin), self._stream, (any_of or bits, *others, self._eps))
 
     def _product(self, name: str, parts: Sequence[nn.Module], integers: bool) -> Product | PathProduct:
-        known = [each for each in parts if isinstance(each, QuantizedLinear) and each.codec.bits in BITS]
-        if len(known) < len(parts) or not all(plain(each.codec) for each in known):
+        known = [each for each in parts if isinstance(each, QuantizedLinear)]
+        paths = [each.code for each in known if isinstance(each, TrellisLinear)]
+        readable = all(plain(each.codec) and (paths or each.codec.bits in BITS) for each in known)
+        if len(known) < len(parts) or not readable:
             raise ValueError(f"{name} has layers that are not quantized to one of {BITS} bits by the default codebook")
-        if len({type(each) for each in known}) > 1:
+        if 0 < len(paths) < len(known):
             raise ValueError(f"{name} must have codes of one kind, not some of single weights and some of paths")
         for each in known:
-            if each.shape[1] % each.codec.block or each.codec != known[0].codec:
+            same = alike(each.codec, known[0].codec) if paths else each.codec == known[0].codec
+            if each.shape[1] % each.codec.block or not same:
                 raise ValueError(f"{name}: blocks of {each.codec.block} must divide {each.shape[1]} and have one seed")
-        paths = [each.code for each in known if isinstance(each, TrellisLinear)]
         made = PathProduct(paths, integers) if paths else Product(known, integers)
         self.nbytes += made.nbytes
         return made

@@ -50,17 +50,17 @@ def to_llama(model: GPT) -> Any:
     )  # fmt: skip
     with torch.device("meta"):
         made = LlamaForCausalLM(told)
-    theirs = {_name(name): value for name, value in state.items()}
+    theirs = {f"{their_name(name.removesuffix('.weight'))}.weight": value for name, value in state.items()}
     made.load_state_dict(theirs, assign=True, strict=True)
     made.tie_weights()
     made.model.rotary_emb = type(made.model.rotary_emb)(told)  # its tables are no weights
     return made.eval().requires_grad_(False)
 
 
-def _name(ours: str) -> str:
-    """Their name of a weight."""
-    first, _, rest = ours.removesuffix(".weight").partition(".")
+def their_name(ours: str) -> str:
+    """Their name of a layer."""
+    first, _, rest = ours.partition(".")
     if first == "blocks":
         number, _, inner = rest.partition(".")
-        return f"model.layers.{number}.{_INNER[inner]}.weight"
-    return f"{_OUTER[first]}.weight"
+        return f"model.layers.{number}.{_INNER[inner]}"
+    return _OUTER[first]

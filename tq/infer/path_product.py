@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 
 from tq.infer.trellis import _DEVIATION, TrellisCode
 from tq.kernels import path_product, token
+from tq.quant.codec import Codec
 from tq.quant.rotation import signs
 
 FEW, MANY = 4, 16  # groups of 16 rows that a thread takes: of matrices that a cache holds, and of larger ones
@@ -20,7 +22,7 @@ class PathProduct:
     """Matrices of one input, stacked, and the memory that a product with them works on.
 
     Args:
-        parts: the matrices, [O, I]: of one codec, so many rows that 16 divides them.
+        parts: the matrices, [O, I]: of one codec but for their bits, so many rows that 16 divides them.
         integers: products of 8-bit integers, with a scale for each block of the vector; fast with AVX-512 VNNI.
     Raises:
         ValueError: the matrices are others.
@@ -38,14 +40,15 @@ class PathProduct:
 
     def __init__(self, parts: Sequence[TrellisCode], integers: bool) -> None:
         codec, columns = parts[0].codec, parts[0].shape[1]
-        if any(code.shape[0] % 16 or code.shape[1] % codec.block or code.codec != codec for code in parts):
-            raise ValueError(f"16 must divide the rows, blocks of {codec.block} the columns, and codecs be the same")
+        if any(code.shape[0] % 16 or code.shape[1] % codec.block or not alike(code.codec, codec) for code in parts):
+            raise ValueError(f"16 must divide the rows, blocks of {codec.block} the columns, and codecs be alike")
         if codec.rotation != "hadamard" or codec.block not in (64, 128, 256):
             raise ValueError(f"known are Hadamard rotations of 64, 128 or 256, got {codec}")
         held, self.nbytes = [], 0
         for code in parts:
             scales_NO = code.scales.view(code.shape[0], -1).T.contiguous()
-            held.append((F.pad(code.payload, (path_product.ROOM,) * 2).numpy(), _bits_of(scales_NO)))
+            payload = F.pad(code.payload, (path_product.ROOM,) * 2).numpy()
+            held.append((payload, _bits_of(scales_NO), code.codec.bits))
             self.nbytes += code.nbytes
         blocks = columns // codec.block
         self.x, self._out = np.zeros(columns, np.float32), np.zeros(sum(code.shape[0] for code in parts), np.float32)
@@ -56,13 +59,13 @@ class PathProduct:
         given = self._words if integers else self._exact
         together = MANY if self.nbytes > _LARGE else FEW
         memory = given, self._scales, self._sums, self._out
-        self._call = path_product.prepared(held, *memory, codec.bits, codec.block, together)
-        self._bits, self._size = codec.bits, held[0][1].itemsize
+        self._call = path_product.prepared(held, *memory, codec.block, together)
+        self.bits, self._size = {code.codec.bits for code in parts}, held[0][1].itemsize
 
     @property
     def settings(self) -> tuple[int, int, int, float]:
-        """(bits, bytes of a scale, 0, step of the values): what products of one kernel share."""
-        return self._bits, self._size, 0, float(self._step)
+        """(0, bytes of a scale, 0, step of the values): what products of one kernel share; bits may differ."""
+        return 0, self._size, 0, float(self._step)
 
     def places(self) -> tuple[np.ndarray, ...]:
         """Where all of it lies, as ``tq.kernels.blocks`` takes it."""
@@ -75,6 +78,11 @@ class PathProduct:
         token.give_paths(self.x, self._signs, self._step, self._integers, *memory)
         self._call()
         return self._out
+
+
+def alike(one: Codec, other: Codec) -> bool:
+    """Whether codecs differ in nothing but their bits."""
+    return dataclasses.replace(one, bits=other.bits) == other
 
 
 def _bits_of(scales: torch.Tensor) -> np.ndarray:

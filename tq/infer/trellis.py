@@ -33,7 +33,7 @@ from tq.infer.layers import QuantizedLinear
 from tq.quant.codec import Codec
 from tq.quant.rotation import unrotate
 
-BITS = (2, 3, 4)
+BITS = (2, 3, 4, 5)
 REACH = 1.12  # scale of a block in parts of its rms: values end at 3.1, and what lies beyond costs most
 DAMPING = 0.03  # of the moments; it and REACH were settled on training texts, after trials on others
 _FACTOR, _SUMMAND = 34038481, 76625530  # QTIP's
@@ -151,7 +151,7 @@ def trellis(
     Args:
         weight_OI: fp32 [O, I].
         moments_II: float64 [I, I], sums or means of x x^T over inputs x.
-        codec: block size, bits (2, 3 or 4), seed and type of scales.
+        codec: block size, bits (2 to 5), seed and type of scales.
         damping: added to the moments' diagonal, in parts of its mean.
         reach: the scale of each block at first, in parts of its rms; all are fitted at the end.
     Returns:
@@ -173,8 +173,7 @@ def trellis(
     if codec.bits not in BITS:
         raise ValueError(f"bits must be one of {BITS}, got {codec.bits}")
     w_OC, h_CC = prepared(weight_OI, moments_II, codec)
-    order_N = h_CC.diagonal().view(-1, codec.block).mean(1).argsort(descending=True, stable=True)
-    order_C = (order_N[:, None] * codec.block + torch.arange(codec.block)).view(-1)
+    order_N, order_C = loudest_first(h_CC, codec.block)
     upper_CC = corrections(h_CC[order_C][:, order_C], damping)
     first_CP, first_ON = _rounded(w_OC[:, order_C], upper_CC, codec, reach)
     states_CP, scales_ON = np.empty_like(first_CP), torch.empty_like(first_ON)
@@ -185,6 +184,12 @@ def trellis(
 
     payload = torch.from_numpy(pack(states_CP, codec.bits))
     return TrellisCode(codec, (weight_OI.shape[0], weight_OI.shape[1]), payload, scales_ON.reshape(-1))
+
+
+def loudest_first(h_CC: Tensor, block: int) -> tuple[Tensor, Tensor]:
+    """Blocks of columns, int64 [N], and columns, [C], in the order in which they are rounded."""
+    order_N = h_CC.diagonal().view(-1, block).mean(1).argsort(descending=True, stable=True)
+    return order_N, (order_N[:, None] * block + torch.arange(block)).view(-1)
 
 
 def _rounded(w_OC: Tensor, u_CC: Tensor, codec: Codec, reach: float) -> tuple[np.ndarray, Tensor]:

@@ -13,7 +13,7 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,7 @@ def quantize(
     search: int = SEARCH,
     damping: float | None = None,
     head: Codec | None = None,
+    widths: Mapping[str, int] | None = None,
     keep: Path | None = None,
     progress: Callable[[Told], None] = lambda told: None,
 ) -> GPT:
@@ -77,14 +78,16 @@ def quantize(
     Args:
         model, codec: a GPT in fp32; of all layers in its blocks.
         calibration_ST: tokens, int64 [S, T]; with method="nearest" unused.
-        method: "gptq"; "nearest", as ``codec`` encodes; or "trellis", slower and closer, with 2, 3 or 4 bits.
+        method: "gptq"; "nearest", as ``codec`` encodes; or "trellis", slower and closer, with 2 to 5 bits.
         search, damping: scales that "gptq" tries; on the moments' diagonal, None: 0.01 of its mean, "trellis" 0.03.
         head: codec of the head, which is never a trellis; None (default) leaves it as it is.
+        widths: bits of each layer, in place of the codec's; see ``tq.infer.allocation``.
         keep, progress: folder for finished blocks, so that a run that was ended goes on; called after each layer.
     Returns:
         GPT: its linear layers are ``QuantizedLinear``.
     Raises:
-        ValueError: the method is unknown or not for so many bits, or weights are not finite.
+        ValueError: the method is unknown or not for so many bits, layers are not those of the model, or weights are
+            not finite.
     Example:
         >>> import torch
         >>> from tq import Codec
@@ -93,10 +96,12 @@ def quantize(
         >>> model = GPT(GPTConfig(layers=1, hidden=64, heads=2, vocab=64, seq=32))
         >>> small = quantize(model, Codec(bits=4, block=64), torch.randint(64, (4, 32)))
     """
-    _check(model, method, codec)
-    damped = {} if damping is None else {"damping": damping}
     names = [name for name, _ in layers(model, head is not None)]
+    codecs = _codecs(codec, widths, names)
+    _check(model, method, codecs.values())
+    damped = {} if damping is None else {"damping": damping}
     how = (method, search, damping, *((DAMPING, REACH, layout()) if method == "trellis" else ()))
+    how += () if widths is None else (sorted(widths.items()),)
     folder = _Folder(keep, model, codec, calibration_ST, how)
     kept: dict[str, dict[str, bytes]] = {}
     def make(name: str, layer: nn.Linear, moments: Moments) -> QuantizedLinear:
@@ -107,7 +112,7 @@ def quantize(
             if number not in kept:
                 kept.clear()
                 kept[number] = folder.read(int(number))
-            own, found, way = codec.derive(f"blocks.{number}.{_FIRST[inside]}"), kept[number].get(inside), method
+            own, found, way = codecs[name].derive(f"blocks.{number}.{_FIRST[inside]}"), kept[number].get(inside), method
         made = _made_anew(way, layer, moments, own, search, damped) if found is None else _made_of(way, found, own)
         progress(Told(name, names.index(name) + 1, len(names)))
         return made
@@ -131,11 +136,22 @@ def _made_of(way: str, content: bytes, codec: Codec) -> QuantizedLinear:
     return QuantizedLinear(Code.from_bytes(content))
 
 
-def _check(model: GPT, method: str, codec: Codec) -> None:
+def _codecs(codec: Codec, widths: Mapping[str, int] | None, names: Sequence[str]) -> dict[str, Codec]:
+    """{layer of a block: its codec}."""
+    inside = [name for name in names if name != HEAD]
+    if widths is None:
+        return dict.fromkeys(inside, codec)
+    if set(widths) != set(inside):
+        raise ValueError(f"widths must name all {len(inside)} layers of the blocks and no other, got {len(widths)}")
+    return {name: dataclasses.replace(codec, bits=widths[name]) for name in inside}
+
+
+def _check(model: GPT, method: str, codecs: Collection[Codec]) -> None:
     if method not in METHODS:
         raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
-    if method == "trellis" and codec.bits not in BITS:
-        raise ValueError(f"a trellis has {', '.join(map(str, BITS))} bits a weight, got {codec.bits}")
+    for bits in sorted({codec.bits for codec in codecs}) if method == "trellis" else ():
+        if bits not in BITS:
+            raise ValueError(f"a trellis has {', '.join(map(str, BITS))} bits a weight, got {bits}")
     for name, parameter in model.named_parameters():
         if not bool(parameter.isfinite().all()):
             raise ValueError(f"{name} holds numbers that are not finite")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from tq.infer.trellis import TrellisCode, TrellisLinear
 from tq.infer.weights import quantize
 from tq.lab import matvec_speed
 from tq.lab.engines.catalog import LLAMA
-from tq.lab.weight_study import codec, language, of
+from tq.lab.weight_study import codec, language, of, widths_of
 from tq.train.model.gpt import GPT
 
 PROMPT = "The capital of France is"
@@ -71,12 +72,12 @@ def widths(model: GPT) -> dict[tuple[int, int], int]:
     return found
 
 
-def of_paths(model: GPT, bits: int) -> GPT:
-    """A quantized model with paths of so many bits, drawn at random, in the layers of its blocks: as fast as any."""
+def of_paths(model: GPT, widths: Mapping[str, int]) -> GPT:
+    """A quantized model with paths, drawn at random, in the layers of its blocks, as fast as any: {layer: bits}."""
     made = shared(model)
     for name, layer in list(layers(made)):
         assert isinstance(layer, QuantizedLinear)
-        rows, columns = layer.shape
+        (rows, columns), bits = layer.shape, widths[name]
         payload = torch.randint(256, (rows * columns * bits // 8,), dtype=torch.uint8)
         scales = torch.full((rows * columns // 64,), 0.01, dtype=torch.bfloat16)
         put(made, name, TrellisLinear(TrellisCode(codec(bits), (rows, columns), payload, scales)))
@@ -94,7 +95,10 @@ def task(task: dict[str, Any], device: str = "cpu") -> dict[str, Any]:
     models = {f"{bits} bits": quantized(task["name"], bits) for bits in task["bits"]}
     decoders = {name: Decoder(model, 512) for name, model in models.items()}
     for bits in task["bits"]:
-        decoders[f"{bits} bits, paths"] = Decoder(of_paths(models[f"{bits} bits"], bits), 512)
+        model, study = models[f"{bits} bits"], of(task["name"])
+        alike = dict.fromkeys((name for name, _ in layers(model)), bits)
+        decoders[f"{bits} bits, paths"] = Decoder(of_paths(model, alike), 512)
+        decoders[f"{bits} bits, paths, mixed"] = Decoder(of_paths(model, widths_of(study, bits)), 512)
     timed = {name: matvec_speed.of_widths(widths(model), task["repeats"]) for name, model in models.items()}
     parts = {name: list(each.values()) for name, each in timed.items()}
     beside = task["beside"] and LLAMA.obstacle() is None

@@ -6,6 +6,7 @@ Shapes: S sequences, T tokens, O outputs, I inputs.
 from __future__ import annotations
 
 import dataclasses
+import json
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,9 +21,10 @@ import torch
 from torch import Tensor, nn
 
 from tq.infer import pretrained, trained
+from tq.infer.allocation import allocate_bits
 from tq.infer.evaluate import Divergence, Reference, divergence, texts
 from tq.infer.gptq import SEARCH, corrections, gptq, refitted, rounded, turned
-from tq.infer.layers import QuantizedLinear, layers, plain_linear, rebuild
+from tq.infer.layers import QuantizedLinear, layers, plain_linear, rebuild, stored_bits
 from tq.infer.weights import decoded, quantize
 from tq.lab.engines.catalog import COMPRESSOR
 from tq.lab.weight_rivals import Quantizer, integer_gptq, rounding
@@ -234,6 +236,7 @@ METHODS: dict[str, Callable[[int], Quantizer]] = {
     "codec, search": lambda bits: nearest(dataclasses.replace(codec(bits), search=17)),
 }
 SHIPPED = {"ours": "gptq", "trellis": "trellis"}  # as ``tq.infer.weights.quantize`` does it
+MIXED = ", mixed"  # after one of ``SHIPPED``: bits by ``allocate_bits``, as many on average
 CALIBRATED = ("integer GPTQ", *SHIPPED)
 TOKENS = 4096  # of calibration
 
@@ -313,18 +316,32 @@ def outcome(
 ) -> dict[str, Any]:
     """Of one of ``MODELS`` and one of ``METHODS``, or of ``SHIPPED``; further arguments as of ``of``."""
     study = of(name, draw, domain=domain, tokens=tokens)
-    if method in SHIPPED:
+    if (plain := method.removesuffix(MIXED)) in SHIPPED:
         begun = time.perf_counter()
-        small = decoded(quantize(study.model, codec(bits), study.calibration_ST, method=SHIPPED[method]))
-        return told(study.compare(small), time.perf_counter() - begun)
+        widths = widths_of(study, bits) if method != plain else None
+        small = quantize(study.model, codec(bits), study.calibration_ST, method=SHIPPED[plain], widths=widths)
+        more = {"stored": stored_bits(small)} if widths else {}
+        return told(study.compare(decoded(small)), time.perf_counter() - begun) | more
     judged = study.judge(METHODS[method](bits), calibrated=method in CALIBRATED)
     return told(judged.found, judged.seconds)
+
+
+def widths_of(study: Study, bits: int, zero_points: bool = False) -> dict[str, int]:
+    """Bits of each layer by what ``allocate_bits`` measures on the calibration texts.
+
+    zero_points: whether each group stores one, as integers do; else the bits of as many serve the weights.
+    """
+    mean = bits if zero_points else bits + bits / GROUP
+    return allocate_bits(study.model, codec(bits), study.calibration_ST, mean=mean)
 
 
 def compressed(
     name: str, method: str, bits: int, draw: int = 0, domain: str = "stdlib", tokens: int | None = None
 ) -> dict[str, Any]:
-    """Likewise, by a method of llm-compressor in its own environment; see ``tq.lab.engines.compress``."""
+    """Likewise, by a method of llm-compressor in its own environment; see ``tq.lab.engines.compress``.
+
+    method: with ``MIXED`` after it, its layers have the bits that ours would have.
+    """
     from safetensors.torch import save_file
 
     study = of(name, draw, domain=domain, tokens=tokens)
@@ -336,8 +353,9 @@ def compressed(
             {"calibration": study.calibration_ST.contiguous(), "held_out": reference.ids_ST.contiguous(),
              "hidden": reference.hidden_STC.contiguous()}, given,
         )  # fmt: skip
-        begun = time.perf_counter()
-        COMPRESSOR.run("compress", str(model), str(given), method, str(bits), str(GROUP), str(out))
+        begun, plain = time.perf_counter(), method.removesuffix(MIXED)
+        asked = str(bits) if method == plain else json.dumps(widths_of(study, bits, zero_points=True))
+        COMPRESSOR.run("compress", str(model), str(given), plain, asked, str(GROUP), str(out))
         with np.load(out) as found:
             kept = Divergence(found["kl"], found["loss"], found["reference"], float(found["agree"]))
         return told(kept, time.perf_counter() - begun)

@@ -2,12 +2,14 @@
 
     python -m tq.lab.engines.compress MODEL TEXTS METHOD BITS GROUP OUT
 
-MODEL: as ``tq.infer.pretrained.keep`` writes; TEXTS: safetensors with "calibration" and "held_out", tokens int64
-[S, T], and "hidden", what the reference's head sees of the held-out ones; OUT: npz of a ``Divergence``.
+BITS: a number, or {layer: number} in JSON, by our names. MODEL: as ``tq.infer.pretrained.keep`` writes; TEXTS:
+safetensors with "calibration" and "held_out", tokens int64 [S, T], and "hidden", what the reference's head sees of the
+held-out ones; OUT: npz of a ``Divergence``.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,29 +28,34 @@ from torch.utils.data import DataLoader
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from tq.infer.evaluate import Reference, divergence
-from tq.infer.llama import to_llama
+from tq.infer.llama import their_name, to_llama
 from tq.infer.pretrained import load
 
 setattr(torch.Tensor, "pin_memory", lambda self, *_: self)  # noqa: B010  # AWQ pins, which needs an accelerator
 METHODS = ("none", "nearest", "gptq", "awq", "spinquant", "quip", "autoround")
 
 
-def recipe(method: str, bits: int, group: int) -> list[Any]:
+def recipe(method: str, bits: int | dict[str, int], group: int) -> list[Any]:
     """The modifiers of a method, asymmetric integers with a scale and a zero point for each group of a row.
 
     method: one of ``METHODS``; with " mse" after it, scales are searched for the least squared error, by the library's
         own observer, else they span the least to the largest weight; with " damped" after it, GPTQ's moments get 0.03
         of their mean on the diagonal, as those of paths through a trellis do, else the library's 0.01.
+    bits: of all linear layers, or of each, by our names.
     """
     method, *more = method.split()
     observer = {"observer": "memoryless_mse"} if "mse" in more else {}
-    scheme = QuantizationScheme(
-        targets=["Linear"],
-        weights=QuantizationArgs(
-            num_bits=bits, type="int", symmetric=False, strategy="group", group_size=group, **observer
-        ),
-    )
-    given: dict[str, Any] = {"config_groups": {"group_0": scheme}, "ignore": ["lm_head"]}
+    widths = {"Linear": bits} if isinstance(bits, int) else {their_name(name): each for name, each in bits.items()}
+    schemes = {
+        f"group_{each}": QuantizationScheme(
+            targets=[name for name, found in widths.items() if found == each],
+            weights=QuantizationArgs(
+                num_bits=each, type="int", symmetric=False, strategy="group", group_size=group, **observer
+            ),
+        )
+        for each in sorted(set(widths.values()))
+    }
+    given: dict[str, Any] = {"config_groups": schemes, "ignore": ["lm_head"]}
     if method == "nearest":
         return [QuantizationModifier(**given)]
     if method == "awq":
@@ -73,7 +80,7 @@ def main() -> None:
         if method == "autoround":
             theirs = theirs.bfloat16()  # which is what it computes its gradients in
         if method != "none":
-            quantize(theirs, given["calibration"], recipe(method, int(bits), int(group)), language.tokenizer)
+            quantize(theirs, given["calibration"], recipe(method, json.loads(bits), int(group)), language.tokenizer)
             theirs = theirs.float()
     found = divergence(reference, lambda ids: (theirs(ids, use_cache=False).logits, None))
     np.savez(out, kl=found.kl_ST, loss=found.loss_ST, reference=found.reference_ST, agree=found.agree)

@@ -1,0 +1,132 @@
+"""Bits for each linear layer of a model: more where an error changes the predictions more, as many on average.
+
+What rounding a layer's weights changes in the predictions is known to second order: half of the squared error of each
+weight, times the squared gradient of the log-probability of tokens that the model itself drew, its Fisher information
+(LeCun et al. 1990; Dong et al. 2020). The error that so many bits leave follows from the weights, and from the second
+moments of the layer's inputs, as GPTQ corrects some of it: four times less for each bit. So the sum over all layers is
+least where the next bit of any of them would gain about the same per weight (Shoham and Gersho 1988). One pass of the
+calibration texts through the model, forth and back, measures all of it.
+
+Shapes: S sequences, T tokens, V vocabulary, I columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tq.infer.gptq import corrections, prepared
+from tq.infer.layers import GROUPS, Moments, layers, plain_linear, put, rebuild, shared
+from tq.infer.trellis import BITS, DAMPING, loudest_first
+from tq.quant.codec import Codec
+from tq.train.model.gpt import GPT
+
+_FIRST = {name: group[0] for group in GROUPS for name in group}  # of the layers that see one input
+
+
+def allocate_bits(
+    model: GPT,
+    codec: Codec,
+    calibration_ST: Tensor,
+    *,
+    mean: float | None = None,
+    widths: Sequence[int] = BITS,
+    seed: int = 0,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> dict[str, int]:
+    """Bits for each linear layer in the blocks, of which a given number is the mean over all weights.
+
+    Args:
+        model: a GPT in fp32 with plain layers.
+        codec: that ``quantize`` is to use, with other bits.
+        calibration_ST: tokens, int64 [S, T].
+        mean: bits of a weight on average, at most; None (default) means the codec's.
+        widths: bits that a layer may have, each number from the least to the most.
+        seed: of the tokens that the model draws.
+        progress: called with what is done and with the total, in texts.
+    Returns:
+        {name of a layer: bits}, as ``quantize(..., widths=)`` takes them.
+    Raises:
+        ValueError: the mean is not within the widths, or these leave a number out.
+    Example:
+        >>> import torch
+        >>> from tq import Codec
+        >>> from tq.infer.allocation import allocate_bits
+        >>> from tq.train.model import GPT, GPTConfig
+        >>> model = GPT(GPTConfig(layers=2, hidden=64, heads=2, vocab=64, seq=32))
+        >>> found = allocate_bits(model, Codec(bits=3, block=64), torch.randint(64, (4, 32)))
+        >>> len(found), min(found.values()) >= 2
+        (12, True)
+    """
+    low, high = min(widths, default=0), max(widths, default=0)
+    mean = codec.bits if mean is None else mean
+    if sorted(widths) != list(range(low, high + 1)) or not low <= mean <= high:
+        raise ValueError(f"widths must be numbers that follow each other, with {mean} between them, got {widths!r}")
+    gradient = squared_gradients(model, calibration_ST, seed, progress)
+    sizes = {name: layer.weight.numel() for name, layer in layers(model) if isinstance(layer, nn.Linear)}
+    error = _errors(model, codec, calibration_ST)
+    return divided({name: gradient[name] * error[name] for name in sizes}, sizes, mean, low, high)
+
+
+def divided(costs: Mapping[str, float], sizes: Mapping[str, int], mean: float, low: int, high: int) -> dict[str, int]:
+    """Bits for which the sum of cost * size * 4**-bits is about the least, with a mean over sizes of at most ``mean``.
+
+    Args:
+        costs: of a weight of each layer, at no bits.
+        sizes: weights of each layer.
+        mean, low, high: bits: on average, at least and at most.
+    """
+    bits, room = dict.fromkeys(costs, low), (mean - low) * sum(sizes.values())
+    while fits := [name for name in costs if bits[name] < high and sizes[name] <= room]:
+        best = max(fits, key=lambda name: costs[name] * 4.0 ** -bits[name])
+        bits[best], room = bits[best] + 1, room - sizes[best]
+    return bits
+
+
+@torch.enable_grad()
+def squared_gradients(
+    model: GPT, ids_ST: Tensor, seed: int = 0, progress: Callable[[int, int], None] = lambda done, total: None
+) -> dict[str, float]:
+    """{layer: squared gradient of a text's log-probability, mean over its weights, sum over texts and per token}.
+
+    Tokens are drawn one by one from what the model predicts. So what each adds to a gradient has a mean of zero, and no
+    two of them go together: the square of the sum over a text is on average the sum of squares.
+    """
+    model, generator = shared(model), torch.Generator().manual_seed(seed)
+    weights = {}
+    for name, layer in list(layers(model)):
+        made = plain_linear(layer.get_parameter("weight").detach())
+        weights[name] = made.weight.requires_grad_()
+        put(model, name, made)
+    total = dict.fromkeys(weights, 0.0)
+    for done, ids in enumerate(ids_ST, 1):
+        logits_TV = model(ids[None])[0][0].float()
+        drawn_T = torch.multinomial(logits_TV.detach().softmax(-1), 1, generator=generator)[:, 0]
+        loss = F.cross_entropy(logits_TV, drawn_T, reduction="sum")
+        for name, gradient in zip(weights, torch.autograd.grad(loss, list(weights.values())), strict=True):
+            total[name] += float(gradient.double().square().mean())
+        progress(done, len(ids_ST))
+    return {name: value / ids_ST.numel() for name, value in total.items()}
+
+
+def _errors(model: GPT, codec: Codec, calibration_ST: Tensor) -> dict[str, float]:
+    """{layer: mean squared error of a weight at no bits, less what GPTQ's corrections make good}."""
+    found: dict[str, float] = {}
+    known: dict[str, Tensor] = {}
+
+    def look(name: str, layer: nn.Linear, moments: Moments) -> nn.Module:
+        where, number, inside = name.split(".", 2)
+        group = f"{where}.{number}.{_FIRST[inside]}"
+        w_OI, h_II = prepared(layer.weight, moments(), codec)
+        order_I = loudest_first(h_II, codec.block)[1]
+        if group not in known:
+            known.clear()
+            known[group] = corrections(h_II[order_I][:, order_I], DAMPING).diagonal() ** -2 / h_II.diagonal().mean()
+        found[name] = float((known[group] * w_OI[:, order_I].double().square().mean(0)).mean())
+        return layer
+
+    rebuild(model, calibration_ST, look)
+    return found

@@ -236,7 +236,6 @@ METHODS: dict[str, Callable[[int], Quantizer]] = {
     "codec, search": lambda bits: nearest(dataclasses.replace(codec(bits), search=17)),
 }
 SHIPPED = {"ours": "gptq", "trellis": "trellis"}  # as ``tq.infer.weights.quantize`` does it
-MIXED = ", mixed"  # after one of ``SHIPPED``: bits by ``allocate_bits``, as many on average
 CALIBRATED = ("integer GPTQ", *SHIPPED)
 TOKENS = 4096  # of calibration
 
@@ -316,14 +315,22 @@ def outcome(
 ) -> dict[str, Any]:
     """Of one of ``MODELS`` and one of ``METHODS``, or of ``SHIPPED``; further arguments as of ``of``."""
     study = of(name, draw, domain=domain, tokens=tokens)
-    if (plain := method.removesuffix(MIXED)) in SHIPPED:
+    if method in SHIPPED:
         begun = time.perf_counter()
-        widths = widths_of(study, bits) if method != plain else None
-        small = quantize(study.model, codec(bits), study.calibration_ST, method=SHIPPED[plain], widths=widths)
-        more = {"stored": stored_bits(small)} if widths else {}
-        return told(study.compare(decoded(small)), time.perf_counter() - begun) | more
+        small = decoded(quantize(study.model, codec(bits), study.calibration_ST, method=SHIPPED[method]))
+        return told(study.compare(small), time.perf_counter() - begun)
     judged = study.judge(METHODS[method](bits), calibrated=method in CALIBRATED)
     return told(judged.found, judged.seconds)
+
+
+def mixed(name: str, method: str, bits: int, draw: int = 0) -> dict[str, Any]:
+    """Of one of ``MODELS`` and one of ``SHIPPED``, with bits that differ by layer: "stored" bits per weight, and by
+    "stdlib" and "prose" what ``told`` keeps of a comparison on these texts."""
+    study = of(name, draw)
+    widths = widths_of(study, bits)
+    small = quantize(study.model, codec(bits), study.calibration_ST, method=SHIPPED[method], widths=widths)
+    numbers, found = decoded(small), {"stored": stored_bits(small)}
+    return found | {domain: told(of(name, draw, domain=domain).compare(numbers)) for domain in ("stdlib", "prose")}
 
 
 def widths_of(study: Study, bits: int, zero_points: bool = False) -> dict[str, int]:
@@ -336,11 +343,12 @@ def widths_of(study: Study, bits: int, zero_points: bool = False) -> dict[str, i
 
 
 def compressed(
-    name: str, method: str, bits: int, draw: int = 0, domain: str = "stdlib", tokens: int | None = None
-) -> dict[str, Any]:
+    name: str, method: str, bits: int, draw: int = 0, domain: str = "stdlib", tokens: int | None = None,
+    mixed: bool = False,
+) -> dict[str, Any]:  # fmt: skip
     """Likewise, by a method of llm-compressor in its own environment; see ``tq.lab.engines.compress``.
 
-    method: with ``MIXED`` after it, its layers have the bits that ours would have.
+    mixed: whether bits differ by layer, as ours do.
     """
     from safetensors.torch import save_file
 
@@ -353,9 +361,9 @@ def compressed(
             {"calibration": study.calibration_ST.contiguous(), "held_out": reference.ids_ST.contiguous(),
              "hidden": reference.hidden_STC.contiguous()}, given,
         )  # fmt: skip
-        begun, plain = time.perf_counter(), method.removesuffix(MIXED)
-        asked = str(bits) if method == plain else json.dumps(widths_of(study, bits, zero_points=True))
-        COMPRESSOR.run("compress", str(model), str(given), plain, asked, str(GROUP), str(out))
+        begun = time.perf_counter()
+        asked = json.dumps(widths_of(study, bits, zero_points=True) if mixed else bits)
+        COMPRESSOR.run("compress", str(model), str(given), method, asked, str(GROUP), str(out))
         with np.load(out) as found:
             kept = Divergence(found["kl"], found["loss"], found["reference"], float(found["agree"]))
         return told(kept, time.perf_counter() - begun)

@@ -30,6 +30,12 @@ def peer(task: dict[str, Any], device: str = "cpu") -> dict[str, Any]:
     return _plain(lab.compressed(**task))
 
 
+def mixed(task: dict[str, Any], device: str = "cpu") -> dict[str, Any]:
+    """``weight_study.mixed``; task: "name", "method", "bits", "draw"."""
+    found = lab.mixed(**task)
+    return {"stored": found["stored"], **{domain: _plain(found[domain]) for domain in ("stdlib", "prose")}}
+
+
 def without(task: dict[str, Any], device: str = "cpu") -> dict[str, Any]:
     """Ours without some parts; task: "name", "bits", "draw", and "parts" as ``weight_study.variant`` takes them."""
     way = lab.variant(lab.codec(task["bits"]), **task["parts"])

@@ -344,7 +344,7 @@ def widths_of(study: Study, bits: int, zero_points: bool = False) -> dict[str, i
 
 def compressed(
     name: str, method: str, bits: int, draw: int = 0, domain: str = "stdlib", tokens: int | None = None,
-    mixed: bool = False,
+    *, mixed: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
     """Likewise, by a method of llm-compressor in its own environment; see ``tq.lab.engines.compress``.
 

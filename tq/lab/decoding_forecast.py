@@ -45,7 +45,8 @@ def task(task: Mapping[str, Any], device: str = "cpu") -> dict[str, Any]:
     Returns:
         dict: "asked" and "fitted" (a list): "layers", "nbytes" that a token reads, "seconds".
     """
-    models = [quantized(task["name"], task["bits"]), *(drawn(*shape, task["bits"]) for shape in task["fitted"])]
+    bits = task["bits"]
+    models = [quantized(task["name"], bits), *(drawn(n, hidden, ffn, bits) for n, hidden, ffn in task["fitted"])]
     found: list[dict[str, Any]] = []
     decoders = [Decoder(model, task["tokens"]) for model in models]
     for model, decoder in zip(models, decoders, strict=True):

@@ -171,6 +171,7 @@ def _rows_of(given, entry, bits, size, ways):
 def lengths(bits: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     """Numbers of bits, at most four, as four lengths of tuples: what compiled code is made for."""
     kinds = [(0,) * each for each in sorted(set(bits))]
+    assert len(kinds) <= 4
     return (*kinds, *kinds[:1] * (4 - len(kinds)))
 
 
@@ -224,12 +225,12 @@ def prepared(
     arrays = {_TABLE: table, _X: x, _X_SCALES: x_scales, _SUMS: sums}
     values: dict[int, Any] = {place: array.ctypes.data for place, array in arrays.items()}
     values |= {_BLOCK: block, _COUNT: count, _ENTRIES: len(table), cpu._BLOCKS: cpu._GROUP * len(table)}
-    kernel = _kernel(tuple(sorted({bits for *_, bits in parts})), size, integers)
+    widths = tuple(sorted({bits for *_, bits in parts}))
     given, elements = cpu._arguments(values), len(out) * count * block
 
     def call() -> None:
         given[cpu._NEXT] = 0
-        cpu._run(kernel, given, elements)
+        cpu._run(_kernel(widths, size, integers), given, elements)  # a decoder never calls it, and compiles none
 
     call.given, call.held = given, (arrays, parts, out)  # type: ignore[attr-defined]  # what addresses are of
     return call

@@ -94,6 +94,26 @@ def test_a_mean_between_two_numbers_is_used_up() -> None:
     assert 3.3 - max(weights.values()) / sum(weights.values()) < mean <= 3.3
 
 
+def test_a_block_whose_inputs_are_zeros_costs_nothing() -> None:
+    plain = model()
+    nn.init.zeros_(plain.blocks[0].attention_norm.weight)
+    found = allocate_bits(plain, CODEC, ids())
+    assert {found[f"blocks.0.attention.{name}"] for name in ("query", "key", "value", "out")} == {2}
+
+
+def test_padding_counts() -> None:
+    plain, wide = model(), Codec(bits=3, block=256)  # 128 and 192 columns take 256
+    found = allocate_bits(plain, wide, ids())
+    small = quantize(plain, wide, ids(), method="trellis", widths=found)
+    assert stored_bits(small) <= stored_bits(quantize(plain, wide, ids(), method="trellis"))
+
+
+def test_progress_counts_texts_and_layers() -> None:
+    seen: list[tuple[int, int]] = []
+    allocate_bits(model(), CODEC, ids(3), progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(k, 17) for k in range(1, 18)]
+
+
 def test_a_layer_that_nobody_hears_gets_the_fewest() -> None:
     plain = model()
     for block in plain.blocks:
@@ -129,16 +149,21 @@ def test_files_and_the_decoder_read_layers_of_different_bits(integers: bool, tmp
     assert (logits - wanted).norm() < (0.03 if integers else 1e-4) * wanted.norm()
 
 
-def test_a_run_that_was_ended_goes_on_only_with_the_same_bits(tmp_path: Path) -> None:
+def test_a_run_that_was_ended_goes_on_only_with_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plain = model()
     one, other = ({name: bits for name, _ in layers(plain)} for bits in (2, 4))
-    for widths in (one, other, one):
+    for widths in (one, other):
         small = quantize(plain, CODEC, ids(), widths=widths, keep=tmp_path)
         assert {layer.codec.bits for _, layer in layers(small)} == set(widths.values())  # type: ignore[union-attr]
     assert len(list(tmp_path.iterdir())) == 4
+    monkeypatch.setattr("tq.infer.weights.gptq", None)  # nothing is quantized anew
+    again = quantize(plain, CODEC, ids(), widths=one, keep=tmp_path)
+    assert {layer.codec.bits for _, layer in layers(again)} == {2}  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("widths", [(), (2, 4), (4, 5), (2,)])
+@pytest.mark.parametrize("widths", [(), (2, 4), (4, 5), (2,), (3, 4, 5), (2, 3)])
 def test_widths_that_cannot_be_are_refused(widths: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="widths must be numbers that follow each other, with 3 between them"):
         allocate_bits(model(), CODEC, ids(), widths=widths)

@@ -28,6 +28,7 @@ def test_quantize_and_evaluate(tmp_path: Path, capsys: pytest.CaptureFixture[str
     ("asked", "said"),
     [
         (["quantize", "book", "--bits", "8", "--method", "trellis", "--out", "OUT"], "a trellis has 2, 3, 4, 5 bits"),
+        (["quantize", "book", "--bits", "2", "--mixed", "--out", "OUT"], "--mixed needs a mean between 2 and 5 bits"),
         (["evaluate", "nothing.safetensors", "--model", "book"], "no file nothing.safetensors"),
     ],
 )

@@ -29,6 +29,7 @@ from tq.infer import pretrained, trained, tuning, weights
 from tq.infer.allocation import allocate_bits
 from tq.infer.evaluate import divergence, texts
 from tq.infer.layers import stored_bits
+from tq.infer.trellis import BITS
 from tq.quant.codec import Codec
 from tq.train.model import GPT, Trainer
 
@@ -67,6 +68,8 @@ def quantize(asked: argparse.Namespace) -> None:
     codec = Codec(asked.bits, asked.block, "mse", scale_dtype=scales)
     asked.length = min(asked.length, language.model.config.seq)
     calibration = texts(language, asked.sequences, asked.length, "train")
+    if asked.mixed and not min(BITS) < asked.bits < max(BITS):
+        raise ValueError(f"--mixed needs a mean between {min(BITS)} and {max(BITS)} bits, got --bits {asked.bits}")
     widths = _mixed(language.model, codec, calibration) if asked.mixed else None
     bar = tqdm(desc=f"{asked.bits} bits", unit="layer", disable=None)
 
@@ -91,8 +94,10 @@ def quantize(asked: argparse.Namespace) -> None:
 
 
 def _mixed(model: GPT, codec: Codec, calibration: Tensor) -> dict[str, int]:
-    with tqdm(total=len(calibration), desc="which layers matter", unit="text", disable=None) as bar:
-        def progress(done: int, _: int) -> None:
+    with tqdm(desc="which layers matter", unit="part", disable=None) as bar:
+
+        def progress(done: int, total: int) -> None:
+            bar.total = total
             bar.update(done - bar.n)
 
         widths = allocate_bits(model, codec, calibration, progress=progress)
@@ -188,7 +193,8 @@ def main(argv: list[str] | None = None) -> int:
     way = "gptq (default), nearest (uncalibrated), or trellis: slower to make, nearer to the model, 2 to 5 bits"
     one.add_argument("--method", choices=weights.METHODS, default="gptq", help=way)
     one.add_argument("--mixed", action="store_true",
-                     help="layers have 2 to 5 bits, more where it matters more, and --bits on average")  # fmt: skip
+                     help="layers have 2 to 5 bits, more where errors cost more, and --bits on average; "
+                          "chat decodes such codes of gptq to numbers first")  # fmt: skip
     one.add_argument("--sequences", type=int, default=16, help="calibration texts; default: 16")
     one.add_argument("--length", type=int, default=512, help="of each, at most the context; default: 512 tokens")
     one.add_argument("--tune", type=int, default=0, metavar="STEPS",

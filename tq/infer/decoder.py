@@ -94,7 +94,8 @@ class Decoder:
         for each in known:
             same = alike(each.codec, known[0].codec) if paths else each.codec == known[0].codec
             if each.shape[1] % each.codec.block or not same:
-                raise ValueError(f"{name}: blocks of {each.codec.block} must divide {each.shape[1]} and have one seed")
+                said = f"blocks of {each.codec.block} must divide {each.shape[1]} and have one seed"
+                raise ValueError(f"{name}: {said}, and codes of single weights as many bits in all layers")
         made = PathProduct(paths, integers) if paths else Product(known, integers)
         self.nbytes += made.nbytes
         return made

@@ -16,7 +16,7 @@ def test_a_plan_stays_within_its_peak_and_more_room_is_faster(bits: tuple[int, .
     priced = traced(bits)
     low, whole = lowest_peak(priced), priced.trace.graph.nbytes
     plans = [within_peak(priced, int(low.peak_bytes * (1 - s) + 1.5 * whole * s)) for s in (0.05, 0.2, 1.0)]
-    assert all(a.seconds >= b.seconds for a, b in zip(plans, plans[1:], strict=False))
+    assert all(b.seconds <= 1.02 * a.seconds for a, b in zip(plans, plans[1:], strict=False))
     assert plans[0].peak_bytes <= 0.95 * low.peak_bytes + 0.075 * whole
     assert plans[0].seconds < low.seconds
     with pytest.raises(ValueError, match=r"no plan was found with a peak of at most 1 bytes; the lowest has [\d,]+"):

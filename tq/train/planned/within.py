@@ -20,8 +20,8 @@ def plan_within_peak(model: nn.Module, batch: Any, peak: int, **options: Any) ->
 
     What is stored, decoded and computed again counts, as in ``Plan.peak_bytes``; gradients do not. Plans for several
     budgets are changed until they stay within the limit, then as long as that saves time. That none is faster is not
-    proven. Costs are measured, so two calls may find different plans. ``plan_lowest_peak`` finds about the least that
-    can be asked for.
+    proven. Costs are measured, so two calls may find different plans. ``plan_lowest_peak`` says about what the least
+    is; so near to it that its own search was needed, this may find none.
 
     Args:
         model, batch: as of ``plan_activations``.

@@ -21,12 +21,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tq.infer.gptq import corrections, prepared
-from tq.infer.layers import GROUPS, Moments, layers, plain_linear, put, rebuild, shared
+from tq.infer.layers import FIRST, Moments, layers, plain_linear, put, rebuild, shared
 from tq.infer.trellis import BITS, DAMPING, loudest_first
 from tq.quant.codec import Codec
 from tq.train.model.gpt import GPT
-
-_FIRST = {name: group[0] for group in GROUPS for name in group}  # of the layers that see one input
 
 
 def allocate_bits(
@@ -130,7 +128,7 @@ def _errors(
 
     def look(name: str, layer: nn.Linear, moments: Moments) -> nn.Module:
         where, number, inside = name.split(".", 2)
-        group = f"{where}.{number}.{_FIRST[inside]}"
+        group = f"{where}.{number}.{FIRST[inside]}"
         w_OI, h_II = prepared(layer.weight, moments(), codec)
         order_I = loudest_first(h_II, codec.block)[1]
         if group not in known:

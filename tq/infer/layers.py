@@ -25,6 +25,8 @@ GROUPS = (
     ("mlp.gate", "mlp.up"),
     ("mlp.down",),
 )
+#: The first layer of each one's group.
+FIRST = {name: group[0] for group in GROUPS for name in group}
 HEAD = "head"
 _AT_ONCE = 4  # sequences that go through a block together
 

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from tq.infer.gptq import SEARCH, gptq
 from tq.infer.layers import (
+    FIRST,
     GROUPS,
     HEAD,
     Moments,
@@ -43,7 +44,6 @@ from tq.train.model.text_sources import write_whole
 METHODS = ("gptq", "nearest", "trellis")
 _FORMAT, _FORMAT_OF_PATHS = "tq-weights-1", "tq-weights-2"  # the second where a layer keeps paths through a trellis
 _PARTS = ("payload", "scales")
-_FIRST = {name: group[0] for group in GROUPS for name in group}  # of the layers that see one input
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def quantize(
             if number not in kept:
                 kept.clear()
                 kept[number] = folder.read(int(number))
-            own, found, way = codecs[name].derive(f"blocks.{number}.{_FIRST[inside]}"), kept[number].get(inside), method
+            own, found, way = codecs[name].derive(f"blocks.{number}.{FIRST[inside]}"), kept[number].get(inside), method
         made = _made_anew(way, layer, moments, own, search, damped) if found is None else _made_of(way, found, own)
         progress(Told(name, names.index(name) + 1, len(names)))
         return made

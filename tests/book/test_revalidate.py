@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from tq.book.record import tasks
-from tq.book.run import revalidate
+from tq.book.record.provenance import commit, full_commit
+from tq.book.run import former_code, revalidate
 from tq.quant import reference
 from tq.quant.codec import Codec
 
@@ -102,7 +103,41 @@ def test_another_processor_is_allowed_a_tolerance_that_is_printed(
     agree, bound, lines = revalidate._try(kept[:2], "cpu", 1)
     assert agree and bound == revalidate.TOLERANCE and "here another processor: 0.001 of a value's size" in lines[0]
     monkeypatch.setattr(revalidate, "difference", lambda a, b: 2 * revalidate.TOLERANCE)
+    monkeypatch.setattr(revalidate.former_code, "outcomes", lambda at, function, asked, device, jobs: asked)
     assert not revalidate._try(kept[:2], "cpu", 1)[0]
+
+
+@pytest.mark.parametrize("changed", (False, True))
+def test_what_another_processor_computes_otherwise_is_compared_with_its_code_there(
+    kept: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: bool
+) -> None:
+    """That code must give today's bits: the tolerance between processors does not count between codes."""
+    asked_of = []
+
+    def former(at: str, function: str, asked: list[dict[str, Any]], device: str, jobs: int | None) -> list[Any]:
+        asked_of.append((at, function))
+        value = coded(asked[0], device)
+        value["error"] *= 1 + 2**-40 if changed else 1
+        return [value]
+
+    there = tmp_path / kept[0].name
+    tasks.write(there, {**tasks.read(kept[0]), "value": {"error": 1.0}, "revalidated": {"at": "the last commit"}})
+    monkeypatch.setattr(revalidate, "device_name", lambda device: "another processor")
+    monkeypatch.setattr(revalidate.former_code, "outcomes", former)
+    agree, _, lines = revalidate._try([there], "cpu", 1)
+    assert agree is not changed and [at for at, _ in asked_of] == ["the last commit"]
+    assert ("DIFFERS" if changed else "ok: the same bits beside the code of") in lines[1]
+
+
+@pytest.mark.skipif(commit()[1] is None, reason="no git here")
+def test_a_former_code_computes_what_it_computed() -> None:
+    function, task = "tq.lab.event_study:ring", {"sites": 500, "rounds": 300, "warm": 300}
+    (found,) = former_code.outcomes(full_commit("HEAD"), function, [task], "cpu", 1)
+    assert found == tasks.named(function)(task)
+    with pytest.raises(ValueError, match="failed at tq.lab.event_study:nothing: AttributeError"):
+        former_code.outcomes(full_commit("HEAD"), "tq.lab.event_study:nothing", [task], "cpu", 1)
+    with pytest.raises(ValueError, match="the code of 0123456789 is not here"):
+        former_code.outcomes("0123456789" * 4, function, [task], "cpu", 1)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from tq.book.record import tasks
 from tq.book.record.dependencies import changed, module_sources, source_hash, sources
 from tq.book.record.provenance import commit, device_name
 from tq.book.record.results import load
-from tq.book.run import archive
+from tq.book.run import archive, former_code
 from tq.book.run.stamps import now
 
 SAMPLE = 6
@@ -33,14 +33,23 @@ TOLERANCE = 1e-3  # of a value's size (rms of a tensor), on another kind of proc
 
 @dataclass(frozen=True)
 class Compared:
-    """One run computed anew: the largest difference of any of its values over that value's size; 0: the same bits."""
+    """One run computed anew: the largest difference of any of its values over that value's size; 0: the same bits.
+
+    value: what came of it today; code: the commit by whose code it was compared with here; "": with what was kept.
+    """
 
     task: dict[str, Any]
     difference: float
+    value: Any = None
+    code: str = ""
+
+    def agrees(self, bound: float) -> bool:
+        return self.difference <= (0.0 if self.code else bound)
 
     def line(self, bound: float) -> str:
         said = "the same bits" if self.difference == 0 else f"differs by {self.difference:.2g} of a value's size"
-        return f"{'ok' if self.difference <= bound else 'DIFFERS'}: {said}: {json.dumps(self.task, sort_keys=True)}"
+        said += f" beside the code of {self.code[:10]} on this processor" if self.code else ""
+        return f"{'ok' if self.agrees(bound) else 'DIFFERS'}: {said}: {json.dumps(self.task, sort_keys=True)}"
 
 
 def difference(a: Any, b: Any) -> float:
@@ -103,8 +112,16 @@ def compare(sample: Sequence[Path], device: str, jobs: int | None = None) -> lis
         for name in sorted({each["function"] for each in kept}):
             of = [each for each in kept if each["function"] == name]
             anew = tasks.outcomes(tasks.named(name), [each["task"] for each in of], Path(scratch), device, jobs)
-            compared += [Compared(e["task"], difference(n, e["value"])) for e, n in zip(of, anew, strict=True)]
+            compared += [Compared(e["task"], difference(n, e["value"]), n) for e, n in zip(of, anew, strict=True)]
     return compared
+
+
+def beside_its_code(path: Path, found: Compared, device: str, jobs: int | None = None) -> Compared:
+    """A run of today beside that of the code that the kept one stands for, both computed here."""
+    kept = tasks.read(path)
+    at = kept.get("revalidated", {}).get("at", kept["commit"])
+    (value,) = former_code.outcomes(at, kept["function"], [found.task], device, jobs)
+    return Compared(found.task, difference(found.value, value), found.value, at)
 
 
 def _adopt(files: Sequence[Path], device: str, note: dict[str, Any]) -> list[str]:
@@ -199,11 +216,17 @@ def _try(chosen: Sequence[Path], device: str, jobs: int | None) -> tuple[bool, f
     """Whether these runs come out the same today, the difference that is allowed, and a line for each."""
     names, here = {tasks.read(path)["device_name"] for path in chosen}, device_name(device)
     bound = 0.0 if names == {here} else TOLERANCE
+    chosen = sorted(chosen, key=lambda path: str(tasks.read(path)["function"]))  # as compare orders them
     compared = compare(chosen, device, jobs)
+    if bound:
+        compared = [
+            one if one.agrees(bound) else beside_its_code(path, one, device, jobs)
+            for path, one in zip(chosen, compared, strict=True)
+        ]
     lines = [each.line(bound) for each in compared]
     if bound:
         lines.insert(0, f"recorded on {', '.join(sorted(names))}, here {here}: {bound:g} of a value's size is allowed")
-    return all(each.difference <= bound for each in compared), bound, lines
+    return all(each.agrees(bound) for each in compared), bound, lines
 
 
 def _not_covered(files: Sequence[Path], stale: Sequence[str], inputs: set[str], device: str) -> list[str]:

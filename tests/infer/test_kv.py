@@ -10,7 +10,7 @@ import torch
 from tests.infer.helpers import sharp
 from tq import Codec
 from tq.infer.evaluate import divergence
-from tq.infer.kv import Coder, bytes_per_token, calibrate, coders, with_coded_attention
+from tq.infer.kv import DAMPING, Coder, bytes_per_token, calibrate, coders, least_error, with_coded_attention
 from tq.train.model import GPT, GPTConfig
 
 CONFIG = GPTConfig(layers=2, hidden=128, heads=2, vocab=101, seq=128)
@@ -73,11 +73,78 @@ def test_keys_with_a_large_mean_collapse_and_centring_cures_it(model: GPT) -> No
 
 def test_keys_are_centred_and_balanced_and_the_first_token_is_kept_unless_asked(model: GPT) -> None:
     known, codec = calibrate(model, ids(2)), Codec(4, block=64)
-    for (key, value), of_layer in zip(coders(codec, codec, known), known, strict=True):
+    for (key, value), of_layer in zip(coders(codec, codec, known, balanced=True), known, strict=True):
         assert key is not None and key.mean_KD is of_layer.mean_KD and key.factor_KD is of_layer.balance_KD
-        assert value is not None and (key.sinks, value.sinks) == (1, 1)
+        assert value is not None and (key.sinks, value.sinks) == (1, 1) and value.mean_KD is None
+    for (key, value), of_layer in zip(coders(codec, codec, known), known, strict=True):
+        assert key is not None and key.mean_KD is of_layer.mean_KD and key.factor_KD is None
+        assert value is not None and value.mean_KD is of_layer.value_mean_KD
+        assert key.matrix_KDD is of_layer.key_matrix_KDD and value.matrix_KDD is of_layer.value_matrix_KDD
     for key, _ in coders(codec, None, known, balanced=False, sinks=0):
         assert key is not None and key.factor_KD is None and key.sinks == 0
+
+
+def tensors(seed: int, size: int = 64) -> tuple[torch.Tensor, torch.Tensor]:
+    """Queries and keys [1, 1, 4000, size] whose channels go together, each in its own way."""
+    generator = torch.Generator().manual_seed(seed)
+    spread = torch.logspace(0.5, -0.5, size)
+    turns = [torch.linalg.qr(torch.randn(size, size, generator=generator))[0] for _ in range(2)]
+    return tuple(torch.randn(1, 1, 4000, size, generator=generator) * spread @ turn for turn in turns)  # type: ignore
+
+
+def moments(x: torch.Tensor) -> torch.Tensor:
+    return (x[0].double().mT @ x[0].double()) / x.shape[2]
+
+
+def test_no_other_matrix_errs_less() -> None:
+    c, w = (moments(x)[:, :8, :8] + 0.1 * torch.eye(8) for x in tensors(0))
+
+    def error(a: torch.Tensor) -> torch.Tensor:
+        back = torch.linalg.inv(a)
+        damped = [x + DAMPING * x.diagonal(dim1=1, dim2=2).mean() * torch.eye(8) for x in (c, w)]
+        return torch.trace((a @ damped[0] @ a.mT)[0]) * torch.trace((back.mT @ damped[1] @ back)[0])
+
+    best = least_error(c, w)
+    assert torch.linalg.det(best).item() == pytest.approx(1.0)
+    generator = torch.Generator().manual_seed(1)
+    for step in (1e-3, 1e-2, 0.3):
+        for _ in range(20):
+            other = best @ torch.linalg.matrix_exp(step * torch.randn(1, 8, 8, generator=generator).double())
+            assert error(other) > error(best)
+    turned = torch.linalg.qr(torch.randn(8, 8, generator=generator).double())[0]
+    assert error(turned @ best).item() == pytest.approx(error(best).item()), "a rotation afterwards changes nothing"
+
+
+@pytest.mark.parametrize("bits", (3, 4))  # of 2 bits an eighth of the error lies along the key, which no matrix changes
+def test_a_matrix_lowers_the_error_of_scores_as_predicted(bits: int) -> None:
+    q, k = tensors(2)
+    matrix = least_error(moments(k), moments(q)).float()
+    codec = Codec(bits, 64, "mse", scale_dtype=torch.float32)
+    errors = []
+    for coder in (Coder(codec), Coder(codec, matrix_KDD=matrix)):
+        wrong = q[0, 0] @ (coder(k) - k)[0, 0].mT
+        errors.append(wrong.square().mean().item())
+    back = torch.linalg.inv(matrix.double())[0]
+    m = matrix.double()[0]
+    tr = torch.trace
+    left = tr(m @ moments(k)[0] @ m.T) * tr(back.T @ moments(q)[0] @ back) / tr(moments(k)[0]) / tr(moments(q)[0])
+    assert left < 0.7 and errors[1] / errors[0] == pytest.approx(left.item(), rel=0.05)
+
+
+def test_a_matrix_of_few_texts_is_sound_and_bfloat16_passes(model: GPT) -> None:
+    known = calibrate(model, ids(1)[:, :8])  # fewer tokens than channels
+    (key, value), _ = coders(Codec(8, block=64), Codec(8, block=64), known)
+    x = torch.randn(2, 2, 5, 64, generator=torch.Generator().manual_seed(0))
+    for coder in (key, value):
+        assert coder is not None and coder.matrix_KDD is not None and coder.matrix_KDD.isfinite().all()
+        assert torch.allclose(coder(x), x, atol=0.2)
+        assert coder(x.bfloat16()).dtype == torch.bfloat16
+    with pytest.raises(ValueError, match="texts of two tokens or more"):
+        calibrate(model, ids(1)[:, :1])
+    with pytest.raises(ValueError, match="balanced must be 'matrix', True or False, got 'channels'"):
+        coders(Codec(4, 64), None, known, balanced="channels")
+    with pytest.raises(ValueError, match="channels coded apart know no matrix"):
+        coders(Codec(4, 64), None, known, fine=Codec(4, 64))
 
 
 @pytest.mark.parametrize("sinks", (0, 1, 3, 9))

@@ -61,6 +61,24 @@ def test_attention_with_first_tokens_that_are_exact(queries: int, tokens: int, s
         assert torch.allclose(attend(q, keys, values), wanted[0, :, 0], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(("queries", "tokens", "sinks"), [(2, 700, 1), (6, 300, 0), (2, 1, 1)])
+def test_attention_after_a_matrix(queries: int, tokens: int, sinks: int) -> None:
+    """Of keys and of values, which have a mean as well."""
+    generator = torch.Generator().manual_seed(tokens)
+    made = []
+    for number in range(2):
+        mean = torch.randn(2, 64, generator=generator)
+        matrix = torch.eye(64) + 0.1 * torch.randn(2, 64, 64, generator=generator)
+        coder = Coder(Codec(4, 64, "mse", seed=number), mean, sinks=sinks, matrix_KDD=matrix)
+        made.append(filled(coder, torch.randn(1, 2, tokens, 64, generator=generator)))
+    keys, values = made
+    q = torch.randn(queries, 64, generator=generator)
+    wanted = F.scaled_dot_product_attention(q[None, :, None], keys.decoded(), values.decoded(), enable_gqa=True)
+    assert torch.allclose(attend(q, keys, values), wanted[0, :, 0], rtol=1e-4, atol=2e-4)
+    keys.to("cpu")
+    assert keys.coder is not None and keys.coder.inverse_KDD is not None
+
+
 def test_first_tokens_are_forgotten_and_come_again() -> None:
     keys, values = some((4, 4), 2, 600, 64, torch.bfloat16, 4)
     before = keys.decoded()

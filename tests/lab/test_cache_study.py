@@ -39,18 +39,16 @@ def test_fewer_bits_are_further_away_and_centring_helps() -> None:
 @pytest.mark.parametrize(
     "method",
     (
-        "balanced", "search", "split", "ours", "prod", "int per token", "kivi", "kivi 128", "kivi searched", "kvquant",
-        "fp8",
-        "fp8 scaled",
-        "kivi 32 searched",
+        "balanced", "search", "matrix", "split", "ours", "prod", "int per token", "kivi", "kivi 128", "kivi searched",
+        "kvquant", "fp8", "fp8 scaled", "kivi 32 searched",
     ),
-)
+)  # fmt: skip
 def test_each_method_runs_with_all_tokens_coded_and_with_the_first_exact(method: str) -> None:
     found = kl((method, 3)), kl((method + cache_study.FIRST, 3))
     assert all(0 < one < 1 for one in found) and found[0] != found[1]
 
 
-@pytest.mark.parametrize("method", ("codec", "int per token", "fp8", "fp8 scaled"))
+@pytest.mark.parametrize("method", ("codec", "matrix", "int per token", "fp8", "fp8 scaled"))
 def test_each_code_of_values_runs(method: str) -> None:
     assert 0 < kl(None, (method, 3)) < 1
 
@@ -88,6 +86,7 @@ def test_errors_are_predicted_from_means_and_variances() -> None:
     for row in rows:
         assert 0 < row["centred"] < 1.2 and row["centred, predicted"] <= 1
         assert row["centred"] == pytest.approx(row["centred, predicted"], rel=0.5)
+        assert row["matrix"] == pytest.approx(row["matrix, predicted"], rel=0.5) and row["matrix"] < row["balanced"]
 
 
 @pytest.mark.parametrize(("queries", "rivals"), [
@@ -97,7 +96,8 @@ def test_errors_are_predicted_from_means_and_variances() -> None:
 def test_attention_is_timed(queries: int, rivals: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache_study, "COLD", 1 << 20)
     found = cache_study.attention_seconds(300, heads=2, queries=queries, repeats=2)
-    assert set(found) == {*rivals, "4 and 4 bits", "4 and 3 bits"} and min(min(each) for each in found.values()) > 0
+    assert set(found) == {*rivals, "4 and 4 bits", "4 and 3 bits", "4 and 4 bits, matrix"}
+    assert min(min(each) for each in found.values()) > 0
     assert cache_study.median_ratio([2.0, 4.0, 9.0], [1.0, 2.0, 3.0]) == 2
 
 

@@ -95,7 +95,7 @@ class CodedLayer(DynamicLayer):
 
 def coded_cache(
     layers: int, keys: Codec | None, values: Codec | None, statistics: Sequence[Statistics] | None = None, *,
-    centred: bool = True, balanced: bool = True, sinks: int = 1,
+    centred: bool = True, balanced: bool | str = "matrix", sinks: int = 1,
 ) -> Cache:  # fmt: skip
     """A cache for ``generate(..., past_key_values=...)`` of ``transformers``.
 
@@ -103,12 +103,12 @@ def coded_cache(
         layers: of the model.
         keys, values: codecs, whose block is at least the head size; None keeps them as they are.
         statistics: from ``tq.infer.kv.calibrate``; None centres keys by the mean of the prompt's, and cannot balance.
-        centred, balanced: what is done to keys, see ``tq.infer.kv.coders``.
+        centred, balanced: what is done to keys and values, see ``tq.infer.kv.coders``.
         sinks: first tokens of each row that are kept exact; where rows are padded at their left, what is kept is the
             padding.
     """
     if statistics is None:
-        unknown = Statistics(*4 * (torch.empty(0),))
+        unknown = Statistics(*7 * (torch.empty(0),))
         pairs = coders(keys, values, [unknown] * layers, centred=False, balanced=False, sinks=sinks)
     elif len(statistics) != layers:
         raise ValueError(f"statistics of {len(statistics)} layers for a model of {layers}")

@@ -4,7 +4,14 @@ Softmax does not change when the same number is added to all scores of a query. 
 any c: *centring* keys by their mean over tokens is exact, and takes away what makes keys large, and with it the error.
 (SageAttention, arXiv:2410.02367, smooths keys so.) Nor do scores change when channel d of keys is multiplied by t and
 that of queries divided by it: *balancing* with t^2 = rms(q) / rms(k) makes each channel's error count alike
-(QServe, arXiv:2405.04532, balances so for integers). Values need neither.
+(QServe, arXiv:2405.04532, balances so for integers).
+
+A *matrix* does more than factors: q k = (A^-T q) (A k) for any invertible A. A code that rotates at random and has one
+scale per vector errs alike in all directions, in proportion to the vector's square. So the mean squared error of scores
+goes as tr(M C_k) tr(M^-1 C_q), with M = A^T A and the covariance C_k of keys and second moment C_q of queries. It is
+least where M is the geometric mean of C_k^-1 and C_q, and then (tr (C_k^1/2 C_q C_k^1/2)^1/2)^2. With diagonal matrices
+that is balancing. Values have such a matrix too: the output projection stands in the place of queries. Weights of
+attention sum to one, so a mean that is taken off values comes back as it is.
 
 The first token is an *attention sink*: most queries give it much of their attention (Xiao et al., arXiv:2309.17453),
 so an error of its key weighs as much as those of many others. It is kept exact, which costs one token of a cache.
@@ -16,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -35,21 +43,33 @@ class Statistics:
         balance_KD: factor of each channel, fp32 [K, D]; a pair that a rotary angle turns has one factor.
         weight_KD: what an error of a balanced channel counts, E[(k - mean)^2] E[q^2], fp32 [K, D].
         centred_share_K: share of the keys' squares that is left when they are centred, [K].
+        key_matrix_KDD, value_matrix_KDD: what keys and values are multiplied by, fp32 [K, D, D], of determinant one.
+        value_mean_KD: of values over tokens, fp32 [K, D].
     """
 
     mean_KD: Tensor
     balance_KD: Tensor
     weight_KD: Tensor
     centred_share_K: Tensor
+    key_matrix_KDD: Tensor
+    value_matrix_KDD: Tensor
+    value_mean_KD: Tensor
+
+
+DAMPING = 0.01  # of the mean of its diagonal, added to a covariance: calibration texts are few
 
 
 @torch.no_grad()
 def calibrate(model: GPT, ids_ST: Tensor) -> list[Statistics]:
-    """Statistics of each layer's keys, after rotary positions, over calibration texts.
+    """Statistics of each layer's keys, after rotary positions, and values, over calibration texts.
+
+    Matrices and the mean of values are of all tokens but the first, which a cache keeps exact.
 
     Args:
         model: a GPT.
-        ids_ST: tokens, int64 [S, T].
+        ids_ST: tokens, int64 [S, T], at least two a text.
+    Raises:
+        ValueError: texts are shorter.
     Example:
         >>> import torch
         >>> from tq.infer.kv import calibrate
@@ -58,12 +78,17 @@ def calibrate(model: GPT, ids_ST: Tensor) -> list[Statistics]:
         >>> [known.mean_KD.shape for known in calibrate(model, torch.randint(64, (2, 32)))]
         [torch.Size([1, 64]), torch.Size([1, 64])]
     """
+    if ids_ST.shape[1] < 2:
+        raise ValueError(f"texts of two tokens or more calibrate, got {ids_ST.shape[1]}")
     found: dict[nn.Module, list[Tensor]] = {}
 
     def look(core: nn.Module, given: tuple[Tensor, Tensor, Tensor]) -> None:
-        q_BHTD, k_BKTD = (x.double() for x in given[:2])
+        q_BHTD, k_BKTD, v_BKTD = (x.double() for x in given)
         q2_KD = q_BHTD.square().mean((0, 2)).view(k_BKTD.shape[1], -1, k_BKTD.shape[3]).mean(1)
         parts = [k_BKTD.mean((0, 2)), k_BKTD.square().mean((0, 2)), q2_KD]
+        q_BKVTD, later_BKTD = q_BHTD.unflatten(1, (k_BKTD.shape[1], -1)), v_BKTD[:, :, 1:]
+        parts += [_moments(x[..., 1:, :].flatten(2, -2)) for x in (k_BKTD, q_BKVTD, v_BKTD)]
+        parts += [k_BKTD[:, :, 1:].mean((0, 2)), later_BKTD.mean((0, 2))]
         found[core] = [a + b for a, b in zip(found[core], parts, strict=True)] if core in found else parts
 
     hooks = [core.register_forward_pre_hook(look) for core in cores(model)]
@@ -71,16 +96,74 @@ def calibrate(model: GPT, ids_ST: Tensor) -> list[Statistics]:
         model(ids[None])
     for hook in hooks:
         hook.remove()
-    return [_statistics(*(x / len(ids_ST) for x in found[core])) for core in cores(model)]
+    known = []
+    for block in model.blocks:
+        assert isinstance(block.attention, Attention)
+        parts = [x / len(ids_ST) for x in found[block.attention.core]]
+        channels = _channels(*parts[:3])
+        known.append(Statistics(*channels, *_matrices(parts[3:], block.attention.out.weight.double())))
+    return known
 
 
-def _statistics(mean_KD: Tensor, k2_KD: Tensor, q2_KD: Tensor) -> Statistics:
+def _moments(x_BKND: Tensor) -> Tensor:
+    """Mean of x x^T, [K, D, D]."""
+    return (x_BKND.transpose(2, 3) @ x_BKND).mean(0) / x_BKND.shape[2]
+
+
+def least_error(covariance_KDD: Tensor, weight_KDD: Tensor) -> Tensor:
+    """A of determinant one with the least tr(A C A^T) tr(A^-T W A^-1): A^T A is the geometric mean of C^-1 and W.
+
+    Args:
+        covariance_KDD: C, of what is coded. Symmetric and not negative, fp64 [K, D, D], as is the other.
+        weight_KDD: W, what errors count.
+    Example:
+        >>> import torch
+        >>> from tq.infer.kv import least_error
+        >>> c, w = torch.diag(torch.tensor([4.0, 1.0])).double(), torch.eye(2).double()
+        >>> a = least_error(c[None], w[None])[0]
+        >>> (a @ a.T / (a @ a.T)[0, 0]).diagonal().round(decimals=1)  # squares of factors go as 1 : 2
+        tensor([1., 2.], dtype=torch.float64)
+    """
+    c_KDD, w_KDD = (x + DAMPING * _mean_diagonal(x) for x in (covariance_KDD, weight_KDD))
+    root_KDD = _root(c_KDD)
+    back_KDD = torch.linalg.inv(root_KDD)
+    a_KDD = _root(back_KDD @ _root(root_KDD @ w_KDD @ root_KDD) @ back_KDD)
+    return a_KDD / (torch.linalg.slogdet(a_KDD)[1] / a_KDD.shape[-1]).exp()[:, None, None]
+
+
+def _mean_diagonal(x_KDD: Tensor) -> Tensor:
+    """The mean of each diagonal, or a small number, times the identity."""
+    mean_K = x_KDD.diagonal(dim1=1, dim2=2).mean(1).clamp(min=1e-12)
+    return mean_K[:, None, None] * torch.eye(x_KDD.shape[-1], dtype=x_KDD.dtype, device=x_KDD.device)
+
+
+def _root(x_KDD: Tensor) -> Tensor:
+    """Symmetric square roots of symmetric positive matrices."""
+    values_KD, vectors_KDD = torch.linalg.eigh((x_KDD + x_KDD.transpose(1, 2)) / 2)
+    return vectors_KDD * values_KD.clamp(min=0).sqrt()[:, None] @ vectors_KDD.transpose(1, 2)
+
+
+def _channels(mean_KD: Tensor, k2_KD: Tensor, q2_KD: Tensor) -> list[Tensor]:
+    """Of ``Statistics``, what needs each channel's mean and squares alone."""
     left_KD = (k2_KD - mean_KD.square()).clamp(min=1e-12)
     pairs = [x.view(len(x), 2, -1).mean(1).repeat(1, 2) for x in (left_KD, q2_KD)]  # of one rotary angle
     balance_KD = (pairs[1].clamp(min=1e-12) / pairs[0]) ** 0.25
     balance_KD = balance_KD / balance_KD.log().mean(1, keepdim=True).exp()
     share_K = left_KD.sum(1) / k2_KD.sum(1)
-    return Statistics(*(x.float() for x in (mean_KD, balance_KD, left_KD * q2_KD, share_K)))
+    return [x.float() for x in (mean_KD, balance_KD, left_KD * q2_KD, share_K)]
+
+
+def _matrices(parts: Sequence[Tensor], out_ED: Tensor) -> list[Tensor]:
+    """Of ``Statistics``, what needs more than each channel alone.
+
+    parts: of all tokens but the first, second moments of keys, queries and values, and means of keys and values.
+    """
+    k2_KDD, q2_KDD, v2_KDD, key_KD, value_KD = parts
+    out_KDE = out_ED.T.reshape(len(value_KD), -1, value_KD.shape[1], len(out_ED))  # of each head that reads values
+    of_out_KDD = (out_KDE @ out_KDE.transpose(2, 3)).sum(1)
+    key_KDD = least_error(k2_KDD - key_KD[..., None] * key_KD[:, None], q2_KDD)
+    value_KDD = least_error(v2_KDD - value_KD[..., None] * value_KD[:, None], of_out_KDD)
+    return [x.float() for x in (key_KDD, value_KDD, value_KD)]
 
 
 def cores(model: GPT) -> list[nn.Module]:
@@ -99,6 +182,7 @@ class Coder:
         fine: codec of the channels that are coded apart, with more bits; None for none.
         order_KD: int64 [K, D], the channels, those of ``fine`` first, as many as its block is long.
         sinks: first tokens of a sequence that are kept exact.
+        matrix_KDD: multiplied before, and its inverse after, in the place of ``factor_KD``; None for none.
     Example:
         >>> import torch
         >>> from tq import Codec
@@ -113,6 +197,12 @@ class Coder:
     fine: Codec | None = None
     order_KD: Tensor | None = None
     sinks: int = 0
+    matrix_KDD: Tensor | None = None
+
+    @cached_property
+    def inverse_KDD(self) -> Tensor | None:
+        """Of ``matrix_KDD``."""
+        return None if self.matrix_KDD is None else torch.linalg.inv(self.matrix_KDD.double()).float()
 
     def parts(self, x_BKTD: Tensor) -> tuple[Tensor, ...]:
         """Payload and scales of x_BKTD, each [B, K, T, bytes or blocks]; twice where channels are coded apart."""
@@ -120,6 +210,8 @@ class Coder:
             x_BKTD = x_BKTD - self.mean_KD[:, None].to(x_BKTD)
         if self.factor_KD is not None:
             x_BKTD = x_BKTD * self.factor_KD[:, None].to(x_BKTD)
+        if self.matrix_KDD is not None:
+            x_BKTD = x_BKTD.float() @ self.matrix_KDD.transpose(1, 2)
         if self.fine is None:
             return _stored(self.codec, x_BKTD)
         assert self.order_KD is not None
@@ -138,6 +230,8 @@ class Coder:
             sorted_BKTD = torch.cat([fine, coarse], 3)
             x_BKTD = torch.empty_like(sorted_BKTD)
             x_BKTD.scatter_(3, self.order_KD[None, :, None].expand(x_BKTD.shape), sorted_BKTD)
+        if self.inverse_KDD is not None:
+            x_BKTD = (x_BKTD.float() @ self.inverse_KDD.transpose(1, 2)).to(dtype)
         if self.factor_KD is not None:
             x_BKTD = x_BKTD / self.factor_KD[:, None].to(x_BKTD)
         if self.mean_KD is not None:
@@ -171,18 +265,23 @@ def _restored(codec: Codec, parts: tuple[Tensor, ...], size: int, dtype: torch.d
 
 def coders(
     keys: Codec | None, values: Codec | None, statistics: Sequence[Statistics], *, centred: bool = True,
-    balanced: bool = True, fine: Codec | None = None, sinks: int = 1,
+    balanced: bool | str = "matrix", fine: Codec | None = None, sinks: int = 1,
 ) -> list[tuple[Coder | None, Coder | None]]:  # fmt: skip
     """(of keys, of values) of each layer, with seeds of their own; None leaves them as they are.
 
     Args:
         keys, values: codecs; None for exact ones.
         statistics: from ``calibrate``.
-        centred, balanced: what is done to keys. Without ``sinks``, balancing raised the KL of a pretrained model
-            (``notebooks/kv-cache.ipynb``): it lowers the mean error of scores, and raises that of the first token's.
+        centred: take the mean off keys.
+        balanced: "matrix" (default): keys and values are multiplied by a matrix for each head, and the mean of values
+            is taken off; True: keys by a factor for each channel; False: neither. Without ``sinks``, factors raised the
+            KL of a pretrained model (``notebooks/kv-cache.ipynb``): they lower the mean error of scores, and raise that
+            of the first token's.
         fine: codec of the keys' channels that count most, as many as its block is long (rotation="haar" takes any
-            length); ``keys`` is then of the others. None (default) codes all alike.
+            length); ``keys`` is then of the others. None (default) codes all alike. Not with a matrix.
         sinks: first tokens of a sequence whose keys and values are kept exact.
+    Raises:
+        ValueError: there is no such ``balanced``, or ``fine`` comes with a matrix.
     Example:
         >>> import torch
         >>> from tq import Codec
@@ -193,13 +292,21 @@ def coders(
         >>> keys(torch.randn(1, 1, 32, 64)).shape, values
         (torch.Size([1, 1, 32, 64]), None)
     """
+    if balanced not in (True, False, "matrix"):
+        raise ValueError(f"balanced must be 'matrix', True or False, got {balanced!r}")
+    mixed = balanced == "matrix"
+    if mixed and fine:
+        raise ValueError("channels coded apart know no matrix: balanced must be True or False")
     made = []
     for layer, known in enumerate(statistics):
-        mean, balance = known.mean_KD if centred else None, known.balance_KD if balanced else None
+        mean, balance = known.mean_KD if centred else None, known.balance_KD if balanced is True else None
+        of_keys, of_values = (known.key_matrix_KDD, known.value_matrix_KDD) if mixed else (None, None)
+        offset = known.value_mean_KD if mixed else None
         own = fine.derive("fine keys", layer) if fine else None
         order = known.weight_KD.argsort(1, descending=True) if fine else None
-        key = Coder(keys.derive("keys", layer), mean, balance, own, order, sinks) if keys else None
-        made.append((key, Coder(values.derive("values", layer), sinks=sinks) if values else None))
+        key = Coder(keys.derive("keys", layer), mean, balance, own, order, sinks, of_keys) if keys else None
+        value = Coder(values.derive("values", layer), offset, sinks=sinks, matrix_KDD=of_values) if values else None
+        made.append((key, value))
     return made
 
 

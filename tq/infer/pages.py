@@ -120,7 +120,7 @@ class Pages:
         self._pages, self._of_one = [tuple(part.to(device) for part in page) for page in self._pages], []
         self._first = None if self._first is None else self._first.to(device)
         if self.coder is not None:
-            names = ("mean_KD", "factor_KD", "order_KD")
+            names = ("mean_KD", "factor_KD", "order_KD", "matrix_KDD")
             moved = {name: x.to(device) for name in names if (x := getattr(self.coder, name)) is not None}
             self.coder = dataclasses.replace(self.coder, **moved)
 
@@ -197,6 +197,8 @@ def _attend(q_HD: Tensor, keys: Pages, values: Pages, impl: str) -> Tensor:
             return exact_KVD.view(rows, size)
     if keys.coder.factor_KD is not None:
         q_KVD = q_KVD / keys.coder.factor_KD[:, None]
+    if keys.coder.inverse_KDD is not None:
+        q_KVD = q_KVD @ keys.coder.inverse_KDD
     kernel, most = _kernel(impl, q_HD.device)
     pages = [(*k, *v) for k, v in zip(key_pages, value_pages, strict=True)]
     levels, rotations = zip(*(_tables(codec, str(q_HD.device)) for codec in (key, value)), strict=True)
@@ -205,6 +207,7 @@ def _attend(q_HD: Tensor, keys: Pages, values: Pages, impl: str) -> Tensor:
         for some in range(0, q_KVD.shape[1], most)
     ]
     found_KVD, found_KV = parts[0] if len(parts) == 1 else (torch.cat(part, 1) for part in zip(*parts, strict=True))
+    found_KVD = _as_values(found_KVD, values.coder)
     if keys.sinks:
         share_KV = torch.sigmoid(exact_KV - found_KV)  # of the exact tokens in all attention
         found_KVD = torch.lerp(found_KVD, exact_KVD, share_KV[..., None])
@@ -219,6 +222,15 @@ def _tables(codec: Codec, device: str) -> tuple[Tensor, Tensor]:
         one = torch.eye(codec.block, device=device, dtype=torch.float32)
         turned = rotate(one, codec.rounds, codec.seed, codec.rotation).double()
     return codebook(codec.bits, device)[0], turned
+
+
+def _as_values(found_KVD: Tensor, coder: Coder) -> Tensor:
+    """A mean of what codes hold, as a mean of values: weights sum to one."""
+    if coder.factor_KD is not None:
+        found_KVD = found_KVD / coder.factor_KD[:, None]
+    if coder.inverse_KDD is not None:
+        found_KVD = found_KVD @ coder.inverse_KDD.transpose(1, 2)
+    return found_KVD if coder.mean_KD is None else found_KVD + coder.mean_KD[:, None]
 
 
 def _attend_exactly(q_KVD: Tensor, key_KSD: Tensor, value_KSD: Tensor, coder: Coder) -> tuple[Tensor, Tensor]:

@@ -100,11 +100,11 @@ def keys_of(setting: Setting, method: str, bits: int) -> list[Any]:
 
     Args:
         setting: model and statistics.
-        method: "plain", "centred", "balanced" (centred too), "search" (all three), "split" (the paper's channels apart,
-            plain), "ours" (split, centred, balanced, searched), "prod", "int per token", "kivi" (integers per channel,
-            groups of 32), "kivi 128", "kivi searched" (of 128, with a search of ranges), "kivi 32 searched", "kvquant",
-            "fp8", "fp8 scaled"; each with ``FIRST`` after it to keep the first token exact, or with ``OTHER`` for
-            another one.
+        method: "plain", "centred", "balanced" (centred too), "search" (all three), "matrix" (centred and searched, a
+            matrix in the place of factors), "split" (the paper's channels apart, plain), "ours" (split, centred,
+            balanced, searched), "prod", "int per token", "kivi" (integers per channel, groups of 32), "kivi 128",
+            "kivi searched" (of 128, with a search of ranges), "kivi 32 searched", "kvquant", "fp8", "fp8 scaled"; each
+            with ``FIRST`` after it to keep the first token exact, or with ``OTHER`` for another one.
         bits: of most numbers.
     """
     if method == "kvquant" + FIRST:
@@ -126,24 +126,25 @@ def keys_of(setting: Setting, method: str, bits: int) -> list[Any]:
     }  # fmt: skip
     if method in others:
         return others[method]()
+    search = {2: 17, 3: 17}.get(bits, 5) if method in ("search", "matrix") else 1
     if method in ("split", "ours"):
         extra, whole = (1 if bits > 2 else 2), method == "ours"
         coarse, fine = rivals.split_codecs(bits, extra, SPLIT, size, search=5 if whole else 1)
         return [k for k, _ in coders(coarse, None, known, centred=whole, balanced=whole, fine=fine, sinks=0)]
-    searched = {2: 17, 3: 17}.get(bits, 5) if method == "search" else 1
-    centred, balanced = method != "plain", method in ("balanced", "search")
-    pairs = coders(codec(bits, size, searched), None, known, centred=centred, balanced=balanced, sinks=0)
+    balanced = "matrix" if method == "matrix" else method in ("balanced", "search")
+    pairs = coders(codec(bits, size, search), None, known, centred=method != "plain", balanced=balanced, sinks=0)
     return [k for k, _ in pairs]
 
 
 def values_of(setting: Setting, method: str, bits: int) -> list[Any]:
-    """A code of values for each layer; method: "codec", "int per token", "fp8" or "fp8 scaled", each with ``FIRST`` or
-    without."""
+    """A code of values for each layer; method: "codec", "matrix" (centred, after a matrix), "int per token", "fp8" or
+    "fp8 scaled", each with ``FIRST`` or without."""
     layers = len(setting.known)
     if method.endswith(FIRST):
         return [rivals.first_exact(code) for code in values_of(setting, method.removesuffix(FIRST), bits)]
-    if method == "codec":
-        return [v for _, v in coders(None, codec(bits, setting.size), setting.known, sinks=0)]
+    if method in ("codec", "matrix"):
+        balanced: bool | str = "matrix" if method == "matrix" else False
+        return [v for _, v in coders(None, codec(bits, setting.size), setting.known, balanced=balanced, sinks=0)]
     made = rivals.PerToken(bits) if method == "int per token" else rivals.Fp8(scaled=method == "fp8 scaled")
     return [made] * layers
 
@@ -200,10 +201,10 @@ def outcome(
 
 
 def key_errors(name: str, bits: int) -> list[dict[str, float]]:
-    """Of each layer: errors of scores with centred and with balanced keys over those with plain ones, as predicted
-    from statistics alone, and as found."""
+    """Of each layer: errors of scores with centred and with balanced keys, and after a matrix, over those with plain
+    ones, as predicted from statistics alone, and as found."""
     setting = of(name)
-    methods = {way: keys_of(setting, way, bits) for way in ("plain", "centred", "balanced")}
+    methods = {way: keys_of(setting, way, bits) for way in ("plain", "centred", "balanced", "matrix")}
     rows = []
     for layer, (q, k) in enumerate(_seen(setting)):
         found = {way: _score_error(q, k, made[layer]) for way, made in methods.items()}
@@ -214,11 +215,19 @@ def key_errors(name: str, bits: int) -> list[dict[str, float]]:
         centred = (left_KD.sum(1) * q2_KD.sum(1)).sum()
         t2_KD = known.balance_KD.square()
         balanced = ((left_KD * t2_KD).sum(1) * (q2_KD / t2_KD).sum(1)).sum()
-        rows.append({
-            "centred": found["centred"] / found["plain"], "centred, predicted": float(centred / plain),
-            "balanced": found["balanced"] / found["plain"], "balanced, predicted": float(balanced / plain),
-        })  # fmt: skip
+        found = {way: error / found["plain"] for way, error in found.items() if way != "plain"}
+        predicted = {"centred": centred, "balanced": balanced, "matrix": _after_a_matrix(q, k, known.key_matrix_KDD)}
+        rows.append(found | {f"{way}, predicted": float(error / plain) for way, error in predicted.items()})
     return rows
+
+
+def _after_a_matrix(q_BHTD: Tensor, k_BKTD: Tensor, matrix_KDD: Tensor) -> Tensor:
+    """tr(A C A^T) tr(A^-T W A^-1), over all heads: what the error of scores is in proportion to."""
+    q_KND = q_BHTD[0].view(k_BKTD.shape[1], -1, k_BKTD.shape[3])
+    left_KTD = k_BKTD[0] - k_BKTD[0].mean(1, keepdim=True)
+    coded = (left_KTD @ matrix_KDD.transpose(1, 2)).square().sum(2).mean(1)
+    asked = (q_KND @ torch.linalg.inv(matrix_KDD)).square().sum(2).mean(1)
+    return (coded * asked).sum()
 
 
 def first_tokens(name: str, bits: int) -> list[dict[str, float]]:
@@ -301,11 +310,12 @@ def attention_seconds(
         if queries != heads:
             calls[f"{name}, rows"] = again(made, nbytes, partial(attention, many))
         calls[f"{name}, products"] = again(made, nbytes, partial(products, many))
-    for pair in bits:
-        keys, values = (Pages(Coder(codec(b, size), sinks=1)) for b in pair)
+    matrix_KDD = torch.linalg.qr(torch.randn(heads, size, size, generator=generator))[0]
+    for pair, matrix in [*((pair, None) for pair in bits), (bits[0], matrix_KDD)]:
+        keys, values = (Pages(Coder(codec(b, size), sinks=1, matrix_KDD=matrix)) for b in pair)
         keys.append(k)
         values.append(v)
-        name = f"{pair[0]} and {pair[1]} bits"
+        name = f"{pair[0]} and {pair[1]} bits" + (", matrix" if matrix is not None else "")
         calls[name] = again(partial(_deep, keys, values), keys.nbytes + values.nbytes, partial(attend, q))
     return time_calls(calls, repeats, settle=1)
 

@@ -103,7 +103,7 @@ def test_another_processor_is_allowed_a_tolerance_that_is_printed(
     agree, bound, lines = revalidate._try(kept[:2], "cpu", 1)
     assert agree and bound == revalidate.TOLERANCE and "here another processor: 0.001 of a value's size" in lines[0]
     monkeypatch.setattr(revalidate, "difference", lambda a, b: 2 * revalidate.TOLERANCE)
-    monkeypatch.setattr(revalidate.former_code, "outcomes", lambda at, function, asked, device, jobs: asked)
+    monkeypatch.setattr(revalidate.former_code, "outcomes", lambda *_: [tasks.read(kept[0])])
     assert not revalidate._try(kept[:2], "cpu", 1)[0]
 
 
@@ -118,7 +118,7 @@ def test_what_another_processor_computes_otherwise_is_compared_with_its_code_the
         asked_of.append((at, function))
         value = coded(asked[0], device)
         value["error"] *= 1 + 2**-40 if changed else 1
-        return [value]
+        return [{"value": value, "sources": tasks.read(there)["sources"]}]
 
     there = tmp_path / kept[0].name
     tasks.write(there, {**tasks.read(kept[0]), "value": {"error": 1.0}, "revalidated": {"at": "the last commit"}})
@@ -129,11 +129,30 @@ def test_what_another_processor_computes_otherwise_is_compared_with_its_code_the
     assert ("DIFFERS" if changed else "ok: the same bits beside the code of") in lines[1]
 
 
+@pytest.mark.parametrize(("more", "why"), [
+    ({"versions": {"torch": "1.0"}}, "other versions of libraries"),
+    ({"commit": None}, "its commit is not known"),
+    ({"commit": "0123456789" * 4}, "the code of 0123456789 is not here"),
+    ({"sources": "others"}, "are not those that it was computed with"),
+])  # fmt: skip
+def test_a_run_whose_code_cannot_be_had_stays_stale_and_says_why(
+    kept: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any], why: str
+) -> None:
+    there = tmp_path / kept[0].name
+    tasks.write(there, {**tasks.read(kept[0]), "value": {"error": 1.0}, **more})
+    if "sources" in more:
+        monkeypatch.setattr(revalidate.former_code, "outcomes", lambda *_: [tasks.read(kept[0])])
+    monkeypatch.setattr(revalidate, "device_name", lambda device: "another processor")
+    agree, _, lines = revalidate._try([there], "cpu", 1)
+    assert not agree and lines[1].startswith("DIFFERS") and why in lines[1]
+
+
 @pytest.mark.skipif(commit()[1] is None, reason="no git here")
 def test_a_former_code_computes_what_it_computed() -> None:
     function, task = "tq.lab.event_study:ring", {"sites": 500, "rounds": 300, "warm": 300}
     (found,) = former_code.outcomes(full_commit("HEAD"), function, [task], "cpu", 1)
-    assert found == tasks.named(function)(task)
+    assert found["value"] == tasks.named(function)(task) and found["task"] == task
+    assert len(found["sources"]) == 64
     with pytest.raises(ValueError, match="failed at tq.lab.event_study:nothing: AttributeError"):
         former_code.outcomes(full_commit("HEAD"), "tq.lab.event_study:nothing", [task], "cpu", 1)
     with pytest.raises(ValueError, match="the code of 0123456789 is not here"):

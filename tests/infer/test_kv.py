@@ -11,6 +11,7 @@ from tests.infer.helpers import sharp
 from tq import Codec
 from tq.infer.evaluate import divergence
 from tq.infer.kv import DAMPING, Coder, bytes_per_token, calibrate, coders, least_error, with_coded_attention
+from tq.infer.weights import quantize
 from tq.train.model import GPT, GPTConfig
 
 CONFIG = GPTConfig(layers=2, hidden=128, heads=2, vocab=101, seq=128)
@@ -63,7 +64,7 @@ def test_keys_with_a_large_mean_collapse_and_centring_cures_it(model: GPT) -> No
     found = {}
     for centred in (False, True):
         made = []
-        for key, _ in coders(Codec(4, block=64), None, known, centred=False):
+        for key, _ in coders(Codec(4, block=64), None, known, centred=False, balanced=True):
             assert key is not None
             mean = known[0].mean_KD + offset if centred else None
             made.append((biased(Coder(key.codec, mean)), None))
@@ -143,8 +144,36 @@ def test_a_matrix_of_few_texts_is_sound_and_bfloat16_passes(model: GPT) -> None:
         calibrate(model, ids(1)[:, :1])
     with pytest.raises(ValueError, match="balanced must be 'matrix', True or False, got 'channels'"):
         coders(Codec(4, 64), None, known, balanced="channels")
-    with pytest.raises(ValueError, match="channels coded apart know no matrix"):
-        coders(Codec(4, 64), None, known, fine=Codec(4, 64))
+    for more in ({"fine": Codec(4, 64)}, {"centred": False}):
+        with pytest.raises(ValueError, match="a matrix is of centred keys, with all channels alike"):
+            coders(Codec(4, 64), None, known, **more)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="a matrix takes the place of factors"):
+        Coder(Codec(4, 64), None, torch.ones(2, 64), matrix_KDD=torch.eye(64).expand(2, 64, 64))
+
+
+def test_a_quantized_model_and_heads_that_share_keys_are_calibrated() -> None:
+    model = sharp(GPTConfig(layers=2, hidden=128, heads=4, kv_heads=2, vocab=101, seq=128), 4)
+    known = calibrate(model, ids(4))
+    small = quantize(model, Codec(4, 64, "mse", scale_dtype=torch.bfloat16), ids(2))
+    for one, other in zip(known, calibrate(small, ids(4)), strict=True):
+        for name in ("key_matrix_KDD", "value_matrix_KDD"):
+            a, b = getattr(one, name), getattr(other, name)
+            assert a.shape == b.shape == (2, 32, 32) and (a - b).norm() < 0.5 * a.norm()
+    codec = Codec(3, 64, "mse")
+    found = []
+    for way in (False, "matrix"):
+        coded = with_coded_attention(model, coders(codec, codec, known, balanced=way))
+        found.append(divergence(model, coded, ids(3, 1)).kl)
+    assert found[1] < found[0]
+
+
+def test_autocast_changes_no_code_of_a_matrix(model: GPT) -> None:
+    (key, _), _ = coders(Codec(4, block=64), None, calibrate(model, ids(2)))
+    assert key is not None
+    x = torch.randn(1, 2, 40, 64, generator=torch.Generator().manual_seed(0))
+    with torch.autocast("cpu", torch.bfloat16):
+        found = key(x)
+    assert torch.equal(found, key(x))
 
 
 @pytest.mark.parametrize("sinks", (0, 1, 3, 9))

@@ -36,7 +36,7 @@ from tq.train.model.gpt import GPT, Attention, CausalAttention
 
 @dataclass(frozen=True, eq=False)
 class Statistics:
-    """What calibration knows of a layer's keys.
+    """What calibration knows of a layer's keys and values.
 
     Attributes:
         mean_KD: of keys over tokens, fp32 [K, D].
@@ -100,14 +100,23 @@ def calibrate(model: GPT, ids_ST: Tensor) -> list[Statistics]:
     for block in model.blocks:
         assert isinstance(block.attention, Attention)
         parts = [x / len(ids_ST) for x in found[block.attention.core]]
-        channels = _channels(*parts[:3])
-        known.append(Statistics(*channels, *_matrices(parts[3:], block.attention.out.weight.double())))
+        known.append(Statistics(*_channels(*parts[:3]), *_matrices(parts, _weight(block.attention.out).double())))
     return known
+
+
+def _weight(layer: Any) -> Tensor:
+    """[O, I], of a layer that may be quantized."""
+    found: Tensor = layer.weight if isinstance(layer, nn.Linear) else layer.decoded()
+    return found
 
 
 def _moments(x_BKND: Tensor) -> Tensor:
     """Mean of x x^T, [K, D, D]."""
     return (x_BKND.transpose(2, 3) @ x_BKND).mean(0) / x_BKND.shape[2]
+
+
+def _outer(x_KD: Tensor) -> Tensor:
+    return x_KD[..., None] * x_KD[:, None]
 
 
 def least_error(covariance_KDD: Tensor, weight_KDD: Tensor) -> Tensor:
@@ -156,13 +165,15 @@ def _channels(mean_KD: Tensor, k2_KD: Tensor, q2_KD: Tensor) -> list[Tensor]:
 def _matrices(parts: Sequence[Tensor], out_ED: Tensor) -> list[Tensor]:
     """Of ``Statistics``, what needs more than each channel alone.
 
-    parts: of all tokens but the first, second moments of keys, queries and values, and means of keys and values.
+    parts: first the mean of keys, and last, of all tokens but the first, second moments of keys, queries and values,
+        and means of keys and values.
     """
-    k2_KDD, q2_KDD, v2_KDD, key_KD, value_KD = parts
+    k2_KDD, q2_KDD, v2_KDD, key_KD, value_KD = parts[-5:]
+    off_KD = key_KD - parts[0]  # as keys are centred by the mean of all
     out_KDE = out_ED.T.reshape(len(value_KD), -1, value_KD.shape[1], len(out_ED))  # of each head that reads values
     of_out_KDD = (out_KDE @ out_KDE.transpose(2, 3)).sum(1)
-    key_KDD = least_error(k2_KDD - key_KD[..., None] * key_KD[:, None], q2_KDD)
-    value_KDD = least_error(v2_KDD - value_KD[..., None] * value_KD[:, None], of_out_KDD)
+    key_KDD = least_error(k2_KDD - _outer(key_KD) + _outer(off_KD), q2_KDD)
+    value_KDD = least_error(v2_KDD - _outer(value_KD), of_out_KDD)
     return [x.float() for x in (key_KDD, value_KDD, value_KD)]
 
 
@@ -182,7 +193,10 @@ class Coder:
         fine: codec of the channels that are coded apart, with more bits; None for none.
         order_KD: int64 [K, D], the channels, those of ``fine`` first, as many as its block is long.
         sinks: first tokens of a sequence that are kept exact.
-        matrix_KDD: multiplied before, and its inverse after, in the place of ``factor_KD``; None for none.
+        matrix_KDD: multiplied before, and its inverse after, in fp32; in the place of ``factor_KD`` and ``fine``. None
+            for none.
+    Raises:
+        ValueError: a matrix comes with factors or with channels apart.
     Example:
         >>> import torch
         >>> from tq import Codec
@@ -199,6 +213,10 @@ class Coder:
     sinks: int = 0
     matrix_KDD: Tensor | None = None
 
+    def __post_init__(self) -> None:
+        if self.matrix_KDD is not None and not (self.factor_KD is None and self.fine is None):
+            raise ValueError("a matrix takes the place of factors and of channels coded apart")
+
     @cached_property
     def inverse_KDD(self) -> Tensor | None:
         """Of ``matrix_KDD``."""
@@ -206,12 +224,14 @@ class Coder:
 
     def parts(self, x_BKTD: Tensor) -> tuple[Tensor, ...]:
         """Payload and scales of x_BKTD, each [B, K, T, bytes or blocks]; twice where channels are coded apart."""
+        if self.matrix_KDD is not None:
+            x_BKTD = x_BKTD.float()
         if self.mean_KD is not None:
             x_BKTD = x_BKTD - self.mean_KD[:, None].to(x_BKTD)
+        if self.matrix_KDD is not None:
+            x_BKTD = _multiplied(x_BKTD, self.matrix_KDD)
         if self.factor_KD is not None:
             x_BKTD = x_BKTD * self.factor_KD[:, None].to(x_BKTD)
-        if self.matrix_KDD is not None:
-            x_BKTD = x_BKTD.float() @ self.matrix_KDD.transpose(1, 2)
         if self.fine is None:
             return _stored(self.codec, x_BKTD)
         assert self.order_KD is not None
@@ -221,7 +241,9 @@ class Coder:
 
     def whole(self, parts: tuple[Tensor, ...], size: int, dtype: torch.dtype) -> Tensor:
         """What was coded as ``parts``, nearly: [B, K, T, D] of ``dtype``; size: D."""
-        if self.fine is None:
+        if self.inverse_KDD is not None:
+            x_BKTD = _multiplied(_restored(self.codec, parts, size, torch.float32), self.inverse_KDD)
+        elif self.fine is None:
             x_BKTD = _restored(self.codec, parts, size, dtype)
         else:
             assert self.order_KD is not None
@@ -230,13 +252,11 @@ class Coder:
             sorted_BKTD = torch.cat([fine, coarse], 3)
             x_BKTD = torch.empty_like(sorted_BKTD)
             x_BKTD.scatter_(3, self.order_KD[None, :, None].expand(x_BKTD.shape), sorted_BKTD)
-        if self.inverse_KDD is not None:
-            x_BKTD = (x_BKTD.float() @ self.inverse_KDD.transpose(1, 2)).to(dtype)
         if self.factor_KD is not None:
             x_BKTD = x_BKTD / self.factor_KD[:, None].to(x_BKTD)
         if self.mean_KD is not None:
             x_BKTD = x_BKTD + self.mean_KD[:, None].to(x_BKTD)
-        return x_BKTD
+        return x_BKTD.to(dtype)
 
     def __call__(self, x_BKTD: Tensor) -> Tensor:
         first, rest = x_BKTD.tensor_split([self.sinks], 2)
@@ -250,6 +270,12 @@ class Coder:
             return self.codec.block_bytes * -(-size // self.codec.block)
         left = size - self.fine.block
         return self.fine.block_bytes + self.codec.block_bytes * -(-left // self.codec.block)
+
+
+def _multiplied(x_BKTD: Tensor, matrix_KDD: Tensor) -> Tensor:
+    """A x of each vector, in fp32 whatever is around."""
+    with torch.autocast(x_BKTD.device.type, enabled=False):
+        return x_BKTD @ matrix_KDD.to(x_BKTD.device).transpose(1, 2)
 
 
 def _stored(codec: Codec, x_BKTD: Tensor) -> tuple[Tensor, Tensor]:
@@ -272,7 +298,7 @@ def coders(
     Args:
         keys, values: codecs; None for exact ones.
         statistics: from ``calibrate``.
-        centred: take the mean off keys.
+        centred: take the mean off keys; with a matrix always.
         balanced: "matrix" (default): keys and values are multiplied by a matrix for each head, and the mean of values
             is taken off; True: keys by a factor for each channel; False: neither. Without ``sinks``, factors raised the
             KL of a pretrained model (``notebooks/kv-cache.ipynb``): they lower the mean error of scores, and raise that
@@ -281,7 +307,7 @@ def coders(
             length); ``keys`` is then of the others. None (default) codes all alike. Not with a matrix.
         sinks: first tokens of a sequence whose keys and values are kept exact.
     Raises:
-        ValueError: there is no such ``balanced``, or ``fine`` comes with a matrix.
+        ValueError: there is no such ``balanced``, or a matrix comes with ``fine`` or without ``centred``.
     Example:
         >>> import torch
         >>> from tq import Codec
@@ -295,11 +321,11 @@ def coders(
     if balanced not in (True, False, "matrix"):
         raise ValueError(f"balanced must be 'matrix', True or False, got {balanced!r}")
     mixed = balanced == "matrix"
-    if mixed and fine:
-        raise ValueError("channels coded apart know no matrix: balanced must be True or False")
+    if mixed and (fine or not centred):
+        raise ValueError("a matrix is of centred keys, with all channels alike: balanced must be True or False")
     made = []
     for layer, known in enumerate(statistics):
-        mean, balance = known.mean_KD if centred else None, known.balance_KD if balanced is True else None
+        mean, balance = known.mean_KD if centred else None, known.balance_KD if balanced and not mixed else None
         of_keys, of_values = (known.key_matrix_KDD, known.value_matrix_KDD) if mixed else (None, None)
         offset = known.value_mean_KD if mixed else None
         own = fine.derive("fine keys", layer) if fine else None

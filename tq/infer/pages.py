@@ -198,7 +198,7 @@ def _attend(q_HD: Tensor, keys: Pages, values: Pages, impl: str) -> Tensor:
     if keys.coder.factor_KD is not None:
         q_KVD = q_KVD / keys.coder.factor_KD[:, None]
     if keys.coder.inverse_KDD is not None:
-        q_KVD = q_KVD @ keys.coder.inverse_KDD
+        q_KVD = (q_KVD.double() @ keys.coder.inverse_KDD.double()).float()
     kernel, most = _kernel(impl, q_HD.device)
     pages = [(*k, *v) for k, v in zip(key_pages, value_pages, strict=True)]
     levels, rotations = zip(*(_tables(codec, str(q_HD.device)) for codec in (key, value)), strict=True)
@@ -226,10 +226,10 @@ def _tables(codec: Codec, device: str) -> tuple[Tensor, Tensor]:
 
 def _as_values(found_KVD: Tensor, coder: Coder) -> Tensor:
     """A mean of what codes hold, as a mean of values: weights sum to one."""
+    if coder.inverse_KDD is not None:
+        found_KVD = (found_KVD.double() @ coder.inverse_KDD.double().transpose(1, 2)).float()
     if coder.factor_KD is not None:
         found_KVD = found_KVD / coder.factor_KD[:, None]
-    if coder.inverse_KDD is not None:
-        found_KVD = found_KVD @ coder.inverse_KDD.transpose(1, 2)
     return found_KVD if coder.mean_KD is None else found_KVD + coder.mean_KD[:, None]
 
 

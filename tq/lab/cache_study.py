@@ -46,7 +46,7 @@ class Setting:
     Attributes:
         model: the reference.
         reference: what it says of the held-out texts.
-        known: statistics of each layer's keys.
+        known: statistics of each layer's keys and values.
         calibration_ST: tokens that these are of.
     """
 
@@ -223,7 +223,7 @@ def key_errors(name: str, bits: int) -> list[dict[str, float]]:
 
 def _after_a_matrix(q_BHTD: Tensor, k_BKTD: Tensor, matrix_KDD: Tensor) -> Tensor:
     """tr(A C A^T) tr(A^-T W A^-1), over all heads: what the error of scores is in proportion to."""
-    q_KND = q_BHTD[0].view(k_BKTD.shape[1], -1, k_BKTD.shape[3])
+    q_KND = q_BHTD[0].reshape(k_BKTD.shape[1], -1, k_BKTD.shape[3])
     left_KTD = k_BKTD[0] - k_BKTD[0].mean(1, keepdim=True)
     coded = (left_KTD @ matrix_KDD.transpose(1, 2)).square().sum(2).mean(1)
     asked = (q_KND @ torch.linalg.inv(matrix_KDD)).square().sum(2).mean(1)
@@ -324,6 +324,8 @@ def _deep(keys: Pages, values: Pages) -> tuple[Pages, Pages]:
     both = deepcopy((keys, values))
     for pages in both:
         pages.of_one()  # as it has been for long in a decoder
+        assert pages.coder is not None
+        _ = pages.coder.inverse_KDD  # likewise
     return both
 
 

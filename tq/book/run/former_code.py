@@ -27,8 +27,9 @@ tasks.outcomes(tasks.named(function), asked, Path(folder), device, jobs)
 
 def outcomes(
     at: str, function: str, asked: Sequence[dict[str, Any]], device: str = "cpu", jobs: int | None = None
-) -> list[Any]:
-    """``tasks.outcomes`` of a function ``module:name``, by the sources of commit ``at`` and today's libraries.
+) -> list[dict[str, Any]]:
+    """``tasks.outcomes`` of a function ``module:name``, as they are kept, by the sources of commit ``at`` and today's
+    libraries.
 
     Raises ValueError where git has no such commit here, or its code fails.
     """
@@ -41,7 +42,7 @@ def outcomes(
         if ended.returncode:
             raise ValueError(f"the code of {at[:10]} failed at {function}: {_last_line(ended.stderr)}")
         kept = [tasks.read(path) for path in folder.glob("*.pt")]
-    return [next(one["value"] for one in kept if one["task"] == task) for task in asked]
+    return [next(one for one in kept if one["task"] == task) for task in asked]
 
 
 def _unpack(at: str, tree: Path) -> None:

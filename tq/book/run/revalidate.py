@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -36,12 +36,14 @@ class Compared:
     """One run computed anew: the largest difference of any of its values over that value's size; 0: the same bits.
 
     value: what came of it today; code: the commit by whose code it was compared with here; "": with what was kept.
+    why: it could not be compared so.
     """
 
     task: dict[str, Any]
     difference: float
     value: Any = None
     code: str = ""
+    why: str = ""
 
     def agrees(self, bound: float) -> bool:
         return self.difference <= (0.0 if self.code else bound)
@@ -49,6 +51,7 @@ class Compared:
     def line(self, bound: float) -> str:
         said = "the same bits" if self.difference == 0 else f"differs by {self.difference:.2g} of a value's size"
         said += f" beside the code of {self.code[:10]} on this processor" if self.code else ""
+        said += f" and was not compared by its own code: {self.why}" if self.why else ""
         return f"{'ok' if self.agrees(bound) else 'DIFFERS'}: {said}: {json.dumps(self.task, sort_keys=True)}"
 
 
@@ -119,9 +122,18 @@ def compare(sample: Sequence[Path], device: str, jobs: int | None = None) -> lis
 def beside_its_code(path: Path, found: Compared, device: str, jobs: int | None = None) -> Compared:
     """A run of today beside that of the code that the kept one stands for, both computed here."""
     kept = tasks.read(path)
-    at = kept.get("revalidated", {}).get("at", kept["commit"])
-    (value,) = former_code.outcomes(at, kept["function"], [found.task], device, jobs)
-    return Compared(found.task, difference(found.value, value), found.value, at)
+    at = kept.get("revalidated", {}).get("at") or kept["commit"]
+    try:
+        if kept["versions"] != tasks.circumstances(tasks.named(kept["function"]), device)["versions"]:
+            raise ValueError("it was computed with other versions of libraries")
+        if at is None:
+            raise ValueError("its commit is not known")
+        (beside,) = former_code.outcomes(at, kept["function"], [found.task], device, jobs)
+        if beside["sources"] != kept["sources"]:
+            raise ValueError(f"the sources of {at[:10]} are not those that it was computed with")
+    except ValueError as error:
+        return replace(found, why=str(error))
+    return Compared(found.task, difference(found.value, beside["value"]), found.value, at)
 
 
 def _adopt(files: Sequence[Path], device: str, note: dict[str, Any]) -> list[str]:

@@ -300,9 +300,9 @@ def coders(
         statistics: from ``calibrate``.
         centred: take the mean off keys; with a matrix always.
         balanced: "matrix" (default): keys and values are multiplied by a matrix for each head, and the mean of values
-            is taken off; True: keys by a factor for each channel; False: neither. Without ``sinks``, factors raised the
-            KL of a pretrained model (``notebooks/kv-cache.ipynb``): they lower the mean error of scores, and raise that
-            of the first token's.
+            is taken off; True: keys by a factor for each channel; False: neither. Both are for caches with ``sinks``:
+            without, factors raised the KL of a pretrained model's keys and a matrix that of its values
+            (``notebooks/kv-cache.ipynb``), as its first token is unlike all others.
         fine: codec of the keys' channels that count most, as many as its block is long (rotation="haar" takes any
             length); ``keys`` is then of the others. None (default) codes all alike. Not with a matrix.
         sinks: first tokens of a sequence whose keys and values are kept exact.

@@ -24,11 +24,23 @@ def test_quantize_and_evaluate(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "stored bits per weight      4.25" in capsys.readouterr().out
 
 
+def test_layers_of_different_bits_have_the_mean_that_was_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(tmp_path / "small")
+    given = ["--bits", "3", "--mixed", "--mean", "3.5", "--sequences", "2", "--length", "64", "--out", out]
+    assert main(["quantize", "book", *given]) == 0
+    stored = float(capsys.readouterr().out.split(" bits per weight")[0].split()[-1])
+    assert 3.6 < stored <= 3.75
+
+
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
         (["quantize", "book", "--bits", "8", "--method", "trellis", "--out", "OUT"], "a trellis has 2, 3, 4, 5 bits"),
         (["quantize", "book", "--bits", "2", "--mixed", "--out", "OUT"], "--mixed needs a mean between 2 and 5 bits"),
+        (["quantize", "book", "--mixed", "--mean", "5.5", "--out", "OUT"], "between 2 and 5 bits, got 5.5"),
+        (["quantize", "book", "--mean", "3.5", "--out", "OUT"], "--mean is of --mixed"),
         (["evaluate", "nothing.safetensors", "--model", "book"], "no file nothing.safetensors"),
     ],
 )

@@ -68,9 +68,12 @@ def quantize(asked: argparse.Namespace) -> None:
     codec = Codec(asked.bits, asked.block, "mse", scale_dtype=scales)
     asked.length = min(asked.length, language.model.config.seq)
     calibration = texts(language, asked.sequences, asked.length, "train")
-    if asked.mixed and not min(BITS) < asked.bits < max(BITS):
-        raise ValueError(f"--mixed needs a mean between {min(BITS)} and {max(BITS)} bits, got --bits {asked.bits}")
-    widths = _mixed(language.model, codec, calibration) if asked.mixed else None
+    mean = asked.bits if asked.mean is None else asked.mean
+    if asked.mean is not None and not asked.mixed:
+        raise ValueError("--mean is of --mixed: without it all layers have --bits")
+    if asked.mixed and not min(BITS) < mean < max(BITS):
+        raise ValueError(f"--mixed needs a mean between {min(BITS)} and {max(BITS)} bits, got {mean:g}")
+    widths = _mixed(language.model, codec, calibration, mean) if asked.mixed else None
     bar = tqdm(desc=f"{asked.bits} bits", unit="layer", disable=None)
 
     def progress(told: weights.Told) -> None:
@@ -93,14 +96,14 @@ def quantize(asked: argparse.Namespace) -> None:
     print(f"{asked.out / 'model.safetensors'}: {size / 1e6:.1f} MB, {stored_bits(small):.2f} bits per weight")
 
 
-def _mixed(model: GPT, codec: Codec, calibration: Tensor) -> dict[str, int]:
+def _mixed(model: GPT, codec: Codec, calibration: Tensor, mean: float) -> dict[str, int]:
     with tqdm(desc="which layers matter", unit="part", disable=None) as bar:
 
         def progress(done: int, total: int) -> None:
             bar.total = total
             bar.update(done - bar.n)
 
-        widths = allocate_bits(model, codec, calibration, progress=progress)
+        widths = allocate_bits(model, codec, calibration, mean=mean, progress=progress)
     count = Counter(widths.values())
     print(", ".join(f"{count[bits]} layers of {bits} bits" for bits in sorted(count)), file=sys.stderr)
     return widths
@@ -195,6 +198,9 @@ def main(argv: list[str] | None = None) -> int:
     one.add_argument("--mixed", action="store_true",
                      help="layers have 2 to 5 bits, more where errors cost more, and --bits on average; "
                           "chat decodes such codes of gptq to numbers first")  # fmt: skip
+    one.add_argument("--mean", type=float, metavar="BITS",
+                     help="what --mixed has on average, before scales; default: --bits. 4.0625 stores as much as 4-bit "
+                          "integers with a zero point for each 64 weights")  # fmt: skip
     one.add_argument("--sequences", type=int, default=16, help="calibration texts; default: 16")
     one.add_argument("--length", type=int, default=512, help="of each, at most the context; default: 512 tokens")
     one.add_argument("--tune", type=int, default=0, metavar="STEPS",

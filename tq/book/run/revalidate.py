@@ -180,6 +180,7 @@ def revalidate(
         return False, "\n".join([*lines, "today's code gives other results: the recording stays stale"])
     note = {
         "at": commit()[0], "time_utc": now(), "sample": len(chosen), "of": len(files), "allowed": bound,
+        "found": list(lines),
         "recorded_hash": recorded["source_hash"],
     }  # fmt: skip
     adopted = _adopt(files, device, note)
@@ -217,7 +218,8 @@ def _runs_alone(chapter: str, device: str, profile: str, sample: int, jobs: int 
     agree, bound, lines = _try(chosen, device, jobs)
     if not agree:
         return False, "\n".join([*lines, "today's code gives other results: these runs do not count"])
-    note = {"at": commit()[0], "time_utc": now(), "sample": len(chosen), "of": len(stale), "allowed": bound}
+    note = {"at": commit()[0], "time_utc": now(), "sample": len(chosen), "of": len(stale)}
+    note |= {"allowed": bound, "found": list(lines)}
     _adopt(stale, device, note)
     for path in stale:
         path.unlink()

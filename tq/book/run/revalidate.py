@@ -218,7 +218,7 @@ def _runs_alone(chapter: str, device: str, profile: str, sample: int, jobs: int 
     agree, bound, lines = _try(chosen, device, jobs)
     if not agree:
         return False, "\n".join([*lines, "today's code gives other results: these runs do not count"])
-    note = {"at": commit()[0], "time_utc": now(), "sample": len(chosen), "of": len(stale)}
+    note: dict[str, Any] = {"at": commit()[0], "time_utc": now(), "sample": len(chosen), "of": len(stale)}
     note |= {"allowed": bound, "found": list(lines)}
     _adopt(stale, device, note)
     for path in stale:

@@ -208,6 +208,7 @@ def replayed(folder: Path, membership: list[tuple[int, int, int]], task: dict[st
     most = max(ranks for ranks, *_ in membership)
     task = {"way": "backend", **task}
     for number, (ranks, _, last) in enumerate(membership):
+        dist.barrier()  # a group that one rank leaves while others still connect is lost to them
         dist.destroy_process_group()
         os.environ |= {"RANK": str(me), "WORLD_SIZE": str(ranks), "TQ_BITS": str(Task(**task).bits), "TQ_WARMUP": "0"}
         if me < ranks:
@@ -223,7 +224,6 @@ def replayed(folder: Path, membership: list[tuple[int, int, int]], task: dict[st
             dist.destroy_process_group()
         store = dist.FileStore(str(folder / f"between-{number}"), most)
         dist.init_process_group("gloo", store=store, rank=me, world_size=most)
-        dist.barrier()
     return told
 
 

@@ -2,9 +2,10 @@
 
 Scores come from the rotated query, as in ``matvec``. Values are summed in their rotated domain, level times share, and
 only the sum is rotated back. Pages of tokens are worked on apart, each with a maximum and a sum of its own, and are
-joined at the end.
+joined at the end, with the first tokens that are kept exact.
 
-Shapes: K key/value heads, V queries of one such head (1 to 4), D head size = block size (64, 128, ...), P pages.
+Shapes: K key/value heads, V queries of one such head (1 to 4), D head size = block size (64, 128, ...), P pages,
+S first tokens.
 """
 
 from __future__ import annotations
@@ -23,41 +24,109 @@ from llvmlite import ir
 from numba.core import cgutils
 from torch import Tensor
 
-from . import cpu, matvec
-from .matvec import _LONG, RUN, _Indices, _scale, _sum
-from .simd import _INT, LANES, _codelet, _Table, _Vector
+from . import cpu, matvec, simd
+from .matvec import _LONG, RUN, _fetch, _Indices, _sum
+from .simd import _FLOAT, _FLOATS, _INT, _INTS, LANES, _codelet, _Table, _Vector
 
 MOST = 4  # queries of one key/value head
-ROWS = 4  # tokens whose scores are worked on together
 _LEAST, _ROUND = -87.0, 1.5 * 2.0**23  # exp of less is no normal number; added to a small number leaves it rounded
 _LN2 = (0.693359375, math.log(2) - 0.693359375)  # few bits, so that a multiple is exact, and the rest
 # places in the array of int64 that a kernel is called with; _BLOCKS is that of ``cpu``: what its threads share
-_KEYS, _X, _SHARES, _SUMS, _STATS, _COUNTS, _LEVELS, _VALUE_LEVELS, _HEADS, _PAGE = 3, 4, 5, 6, 7, 9, 10, 11, 12, 13
-_SIZE, _QUERIES, _Q, _TURN, _BACK, _PAGES, _OUT, _LSE = 14, 15, 16, 17, 18, 19, 20, 21
+_WHERE, _X, _SUMS, _STATS, _LENGTH, _LEVELS, _VALUE_LEVELS, _HEADS, _PAGE = 3, 4, 5, 6, 7, 9, 10, 11, 12
+_SIZE, _QUERIES, _Q, _TURN, _BACK, _PAGES, _OUT, _FIRST = 13, 14, 15, 16, 17, 18, 19, 20
+# places in the array of int64 about the tokens kept exact and about what is done after the codes
+_TURN_PITCH, _BACK_PITCH, _EXACT, _EXACT_KEYS, _EXACT_VALUES, _KEY_MEAN, _VALUE_MEAN = range(7)
 _RUNS = RUN // LANES
 _STAMP = matvec._STAMP ^ int(hashlib.blake2b(Path(__file__).read_bytes(), digest_size=6).hexdigest(), 16)
 _njit = numba.njit(error_model="numpy")
 _fast = numba.njit(error_model="numpy", fastmath={"contract", "reassoc", "nsz"})
 
 
+def _scales(code: Any, scales: ir.Value, size: int, count: int) -> _Vector:
+    """``count`` scales, again and again in 16 lanes. size: bytes of one, 2 (bf16) or 4."""
+    b, short = code.b, size == 2
+    raw = b.load(code.at(scales, 0, ir.VectorType(ir.IntType(16) if short else _INT, count)), align=1)
+    lanes = ir.Constant(_INTS, [lane % count for lane in range(LANES)])
+    spread = b.shuffle_vector(raw, ir.Constant(raw.type, ir.Undefined), lanes)
+    whole = _Vector(code, b.zext(spread, _INTS)) << 16 if short else _Vector(code, spread)
+    return whole.floats()
+
+
+def _sums(code: Any, found: list[_Vector]) -> _Vector:
+    """In lane i the sum over the lanes of vector i, of 16 vectors."""
+    half = LANES // 2
+    while half:
+        groups = range(0, LANES, 2 * half)
+        low = [lane for g in groups for lane in [*range(g, g + half), *range(LANES + g, LANES + g + half)]]
+        high = [lane + half for lane in low]
+        pairs = zip(found[:half], found[half:], strict=True)
+        found = [code.shuffle(a, b, low) + code.shuffle(a, b, high) for a, b in pairs]
+        half //= 2
+    return found[0]
+
+
+def together(vectors: int) -> int:
+    """Tokens whose scores are worked on together: with all queries they fill the lanes."""
+    return LANES // (1 if vectors == 1 else 2 if vectors == 2 else 4)
+
+
 @_codelet("bits", "vectors", "runs", "size")
-def combine(code, payload, pitch, scales, shares, shares_pitch, count, out, levels, bits, vectors, runs, size):
-    """Rows added up with shares. payload: of ``count`` rows of one block, ``pitch`` bytes apart; scales: of them;
-    shares: fp32, one a row, ``shares_pitch`` bytes from one vector to the next; out: fp32 [V, B] in the order of lanes;
-    size: bytes of a scale, 2 (bf16) or 4."""
+def score(code, payload, scales, x, out, out_pitch, levels, ahead, bits, vectors, runs, size):
+    """Products of ``together(V)`` rows of one block with V vectors. payload, scales: of the first row; x: fp32 [V, B]
+    in the order of lanes; out: the first row's place, ``out_pitch`` bytes from one vector to the next; ahead: what is
+    wanted soon, as many bytes as the rows have; size: bytes of a scale, 2 (bf16) or 4."""
+    b, long, rows = code.b, lambda n: ir.Constant(_LONG, n), together(vectors)
+    table, width = _Table(code, levels, LANES, 1 << bits), runs * RUN * bits // 8
+    for line in range(0, rows * width, 64):
+        _fetch(code, ahead, long(line))
+    found = [code.vector(0.0)] * LANES
+    for row in range(rows):
+        sums: list[Any] = [None] * vectors
+        for run in range(runs):
+            low = long(row * width + run * RUN * (4 if bits == 4 else 2) // 8)
+            high = long(row * width + runs * RUN * 2 // 8 + run * RUN // 8)
+            index = _Indices(code, bits, payload, low, high)
+            for k in range(4):
+                level = table[index[k]]
+                for v in range(vectors):
+                    value = code.load(x, 4 * (RUN * (runs * v + run) + LANES * k))
+                    sums[v] = level * value if sums[v] is None else code.fma(level, value, sums[v])
+        for v in range(vectors):
+            found[v * rows + row] = sums[v]
+    total = _sums(code, found) * _scales(code, scales, size, rows)
+    for v in range(vectors):
+        lanes = ir.Constant(ir.VectorType(_INT, rows), [v * rows + row for row in range(rows)])
+        part = b.shuffle_vector(total.value, ir.Constant(_FLOATS, ir.Undefined), lanes)
+        b.store(part, code.at(out, b.mul(out_pitch, long(v)), part.type), align=1)
+
+
+@_codelet("size")
+def weigh(code, shares, scales, count, size):
+    """Shares times the scales of their rows, in place; ``count`` of them, a multiple of 16."""
     b, long = code.b, lambda n: ir.Constant(_LONG, n)
-    table = _Table(code, levels, LANES, 1 << bits)
+    with cgutils.for_range(b, b.udiv(count, long(LANES)), intp=_LONG) as loop:
+        place = b.mul(loop.index, long(4 * LANES))
+        scale = _scales(code, b.add(scales, b.mul(loop.index, long(size * LANES))), size, LANES)
+        code.store(code.load(shares, place) * scale, shares, place)
+
+
+@_codelet("bits", "vectors", "runs")
+def combine(code, payload, weights, pitch, count, out, levels, ahead, bits, vectors, runs):
+    """Rows added up with weights. payload: of ``count`` rows of one block; weights: fp32, one a row, ``pitch`` bytes
+    from one vector to the next; out: fp32 [V, B] in the order of lanes; ahead: what is wanted soon, as many bytes."""
+    b, long = code.b, lambda n: ir.Constant(_LONG, n)
+    table, width = _Table(code, levels, LANES, 1 << bits), runs * RUN * bits // 8
     sums = [cgutils.alloca_once_value(b, code.constant(0.0)) for _ in range(vectors * runs * 4)]
     for place in sums:
         b.store(code.constant(0.0), place)
     with cgutils.for_range(b, count, intp=_LONG) as loop:
         row = loop.index
-        here = b.mul(pitch, row)
-        scale = _scale(code, scales, b.mul(row, long(size)), size)
+        here = b.mul(long(width), row)
+        for line in range(0, width, 64):
+            _fetch(code, ahead, b.add(here, long(line)))
         each = []
         for v in range(vectors):
-            share = code.read(shares, b.add(b.mul(shares_pitch, long(v)), b.mul(row, long(4))), ir.FloatType())
-            each.append(code.splat(b.fmul(share, scale)))
+            each.append(code.splat(code.read(weights, b.add(b.mul(pitch, long(v)), b.mul(row, long(4))), _FLOAT)))
         for run in range(runs):
             low = b.add(here, long(run * RUN * (4 if bits == 4 else 2) // 8))
             high = b.add(here, long(runs * RUN * 2 // 8 + run * RUN // 8))
@@ -120,6 +189,12 @@ def _add(total, x, weight):
 
 
 @_fast
+def _blend(x, a, y, b):
+    for j in range(x.size):
+        x[j] = a * x[j] + b * y[j]
+
+
+@_fast
 def _product(x, y):
     total = 0.0
     for j in range(x.size):
@@ -128,47 +203,77 @@ def _product(x, y):
 
 
 @_njit
-def _page(given, number, kb, vb, vectors, runs, size, rows, one):
-    """One page of one head."""
-    width, heads, page = len(vectors), given[_HEADS], given[_PAGE]
-    at = cpu._array(given[_KEYS] + 32 * number, (4,), np.int64)  # keys, their scales, values, their scales
-    count = cpu._array(given[_COUNTS] + 8 * (number // heads), (1,), np.int64)[0]
-    block = 4 * len(runs) * 16
-    x, shares = given[_X] + 4 * width * block * (number % heads), given[_SHARES] + 4 * width * page * number
-    key_bytes, value_bytes = block * len(kb) // 8, block * len(vb) // 8
-    t = 0
-    while t < count:
-        if t + len(rows) <= count:
-            matvec.dot(at[0] + t * key_bytes, key_bytes, at[1] + t * len(size), x, 4 * block, 1, shares + 4 * t,
-                       4 * page, given[_LEVELS], kb, rows, vectors, runs, size)  # fmt: skip
-            t += len(rows)
-        else:
-            matvec.dot(at[0] + t * key_bytes, key_bytes, at[1] + t * len(size), x, 4 * block, 1, shares + 4 * t,
-                       4 * page, given[_LEVELS], kb, one, vectors, runs, size)  # fmt: skip
-            t += 1
-    scores = cpu._array(shares, (width, page), np.float32)
-    factor, whole = np.float32(1.0 / math.sqrt(given[_SIZE])), (count + LANES - 1) // LANES * LANES
+def _page(given, number, last, room, shares, kb, vb, vectors, runs, size):
+    """One page of one head, into ``room``. room: fp32 [V (B + 2)]; shares: scratch of V pages of fp32 numbers."""
+    width, page, block = len(vectors), given[_PAGE], given[_SIZE]
+    at = cpu._array(given[_WHERE] + 32 * number, (4,), np.int64)  # keys, their scales, values, their scales
+    later = min(number + 1, last - 1)  # asked for now: pages are short, and what a processor guesses stops at their ends
+    ahead = cpu._array(given[_WHERE] + 32 * later, (4,), np.int64)
+    simd.prefetch_1kb(ahead[1], False)
+    simd.prefetch_1kb(ahead[3], False)
+    head, count = number // given[_PAGES], min(page, given[_LENGTH] - number % given[_PAGES] * page)
+    whole, rows, key_bytes = (count + LANES - 1) // LANES * LANES, LANES // _filled(width), block * len(kb) // 8
+    x, to, out = given[_X] + 4 * width * block * head, cpu._address(shares), cpu._address(room)
+    for t in range(0, whole, rows):  # of the last tokens of a page that has fewer, whatever lies there
+        score(at[0] + t * key_bytes, at[1] + t * len(size), x, to + 4 * t, 4 * page, given[_LEVELS],
+              ahead[0] + t * key_bytes, kb, vectors, runs, size)  # fmt: skip
+    factor = np.float32(1.0 / math.sqrt(block))
     for v in range(width):
-        scores[v, count:whole] = -np.inf
-        soften(shares + 4 * page * v, whole, factor, given[_STATS] + 8 * (width * number + v))
-    combine(at[2], value_bytes, at[3], shares, 4 * page, count, given[_SUMS] + 4 * width * block * number,
-            given[_VALUE_LEVELS], vb, vectors, runs, size)  # fmt: skip
+        shares[page * v + count : page * v + whole] = -np.inf
+        soften(to + 4 * page * v, whole, factor, out + 4 * width * block + 8 * v)
+        weigh(to + 4 * page * v, at[3], whole, size)
+    combine(at[2], to, 4 * page, count, out, given[_VALUE_LEVELS], ahead[2], vb, vectors, runs)
+
+
+@_njit
+def _some(given, first, last, room, shares, kb, vb, vectors, runs, size):
+    """Pages from number ``first`` on, each head's one after the other. What a head's pages here have found is joined
+    at once and stands where the first of them would: other threads need not fetch the rest. room: two of ``_page``."""
+    width, block, pages = len(vectors), given[_SIZE], given[_PAGES]
+    stats = cpu._array(given[_STATS], (given[_HEADS] * pages, width, 2), np.float32)
+    found, new = room[: width * (block + 2)], room[width * (block + 2) :]
+    start = first
+    for number in range(first, last):
+        if number == start:
+            _page(given, number, last, found, shares, kb, vb, vectors, runs, size)
+        else:
+            _page(given, number, last, new, shares, kb, vb, vectors, runs, size)
+            stats[number] = -np.inf
+            for v in range(width):
+                at, of = width * block + 2 * v, slice(v * block, (v + 1) * block)
+                largest = max(found[at], new[at])
+                mine, its = np.exp(found[at] - largest), np.exp(new[at] - largest)
+                _blend(found[of], mine, new[of], its)
+                found[at], found[at + 1] = largest, found[at + 1] * mine + new[at + 1] * its
+        if number + 1 == last or (number + 1) % pages == 0:
+            simd.copy_bytes(given[_SUMS] + 4 * width * block * start, cpu._address(found), 4 * width * block)
+            for v in range(width):
+                stats[start, v, 0], stats[start, v, 1] = found[width * block + 2 * v], found[width * block + 2 * v + 1]
+            start = number + 1
+
+
+@_njit
+def _filled(width):
+    """Queries, and those that are left out where three fill four places."""
+    return 4 if width == 3 else width
 
 
 @cache
 def _kernel(key_bits: int, value_bits: int, vectors_: int, runs_: int, size_: int) -> Callable[[int], None]:
     """The kernel of bits of keys and values, queries a head, runs of 64 in a block, bytes of a scale."""
     kb, vb, vectors, runs, stamp = (0,) * key_bits, (0,) * value_bits, (0,) * vectors_, (0,) * runs_, _STAMP
-    size, rows, one = (0,) * size_, (0,) * ROWS, (0,)
+    size = (0,) * size_
 
     def body(arguments):
         given = numba.carray(arguments, cpu._FIELDS)
+        shares = cpu._scratch(len(vectors) * given[_PAGE])
+        room = cpu._scratch(2 * len(vectors) * (given[_SIZE] + 2))
         while stamp:
             first, last = cpu._piece(given)
             if first == last:
                 break
-            for number in range(first, last):
-                _page(given, number, kb, vb, vectors, runs, size, rows, one)
+            _some(given, first, last, room, shares, kb, vb, vectors, runs, size)
+        cpu._hold((shares, room))
 
     return _native(body)
 
@@ -179,53 +284,74 @@ def _native(body: Callable) -> Callable[[int], None]:
     return cpu._KERNEL(compiled.address)
 
 
-@_njit
-def _lane(j):
-    """Place of a number in the order of lanes."""
-    return j // RUN * RUN + j % _RUNS * LANES + j % RUN // _RUNS
+def in_lanes(matrix_D: Tensor, dim: int) -> Tensor:
+    """A dimension of ``matrix_D`` brought into the order of lanes."""
+    size = matrix_D.shape[dim]
+    return matrix_D.index_select(dim, torch.arange(size).view(-1, LANES, _RUNS).transpose(1, 2).reshape(-1))
 
 
 @_njit
 def _turn(given):
-    """Queries rotated as keys are, and put in the order of lanes."""
+    """Queries times the matrices of their heads."""
     heads, width, block = given[_HEADS], given[_QUERIES], given[_SIZE]
+    some = cpu._array(given[_FIRST], 7, np.int64)
     q = cpu._array(given[_Q], (heads * width, block), np.float32)
     x = cpu._array(given[_X], (heads * width, block), np.float32)
-    matrix = cpu._array(given[_TURN], (block, block), np.float64)
-    total = np.empty(block)
     for r in range(heads * width):
-        total[:] = 0.0
+        matrix = cpu._array(given[_TURN] + some[_TURN_PITCH] * (r // width), (block, block), np.float32)
+        x[r] = 0.0
         for i in range(block):
-            _add(total, matrix[i], np.float64(q[r, i]))
-        for j in range(block):
-            x[r, _lane(j)] = total[j]
+            _add(x[r], matrix[i], q[r, i])
+
+
+@_njit
+def _exactly(given, some, row, scores):
+    """Scores of the tokens kept exact; returns the largest."""
+    block, head, largest = given[_SIZE], row // given[_QUERIES], -np.inf
+    q = cpu._array(given[_Q] + 4 * block * row, block, np.float32)
+    keys = cpu._array(some[_EXACT_KEYS], (given[_HEADS], some[_EXACT], block), np.float32)
+    shift = 0.0
+    if some[_KEY_MEAN]:  # as it is taken off all the others
+        shift = _product(q, cpu._array(some[_KEY_MEAN] + 4 * block * head, block, np.float32))
+    for s in range(some[_EXACT]):
+        scores[s] = (_product(q, keys[head, s]) - shift) / math.sqrt(block)
+        largest = max(largest, scores[s])
+    return largest
 
 
 @_njit
 def _join(given):
-    """What the pages of each head have found, put together and rotated back; and the logarithm of the sum."""
+    """What the pages of each head have found, put together and turned back, and the tokens kept exact."""
     heads, width, block, pages = given[_HEADS], given[_QUERIES], given[_SIZE], given[_PAGES]
-    some = heads * width
-    sums = cpu._array(given[_SUMS], (pages, some, block), np.float32)
-    stats = cpu._array(given[_STATS], (pages, some, 2), np.float32)
-    matrix = cpu._array(given[_BACK], (block, block), np.float64)
-    out = cpu._array(given[_OUT], (some, block), np.float32)
-    lse = cpu._array(given[_LSE], (some,), np.float32)
-    joined, turned = np.empty(block), np.empty(block)
-    for q in range(some):
-        largest, total = np.float32(-np.inf), 0.0
+    rows, some = heads * width, cpu._array(given[_FIRST], 7, np.int64)
+    sums = cpu._array(given[_SUMS], (heads, pages, width, block), np.float32)
+    stats = cpu._array(given[_STATS], (heads, pages, width, 2), np.float32)
+    out = cpu._array(given[_OUT], (rows, block), np.float32)
+    exact = cpu._array(some[_EXACT_VALUES], (heads, some[_EXACT], block), np.float32)
+    joined, scores = np.empty(block, np.float32), np.empty(some[_EXACT])
+    for row in range(rows):
+        head, v, total = row // width, row % width, 0.0
+        largest = _exactly(given, some, row, scores)
         for p in range(pages):
-            largest = max(largest, stats[p, q, 0])
+            largest = max(largest, stats[head, p, v, 0])
         joined[:] = 0.0
         for p in range(pages):
-            weight = np.exp(np.float64(stats[p, q, 0] - largest))
-            total += weight * stats[p, q, 1]
-            _add(joined, sums[p, q], weight)
+            if stats[head, p, v, 0] != -np.inf:  # else it is joined already
+                weight = math.exp(stats[head, p, v, 0] - largest)
+                total += weight * stats[head, p, v, 1]
+                _add(joined, sums[head, p, v], np.float32(weight))
+        out[row] = 0.0
+        matrix = cpu._array(given[_BACK] + some[_BACK_PITCH] * head, (block, block), np.float32)
         for j in range(block):
-            turned[j] = joined[_lane(j)] / total
+            _add(out[row], matrix[j], joined[j])
+        if some[_VALUE_MEAN]:  # once for all that codes hold
+            _add(out[row], cpu._array(some[_VALUE_MEAN] + 4 * block * head, block, np.float32), np.float32(total))
+        for s in range(some[_EXACT]):
+            weight = math.exp(scores[s] - largest)
+            total += weight
+            _add(out[row], exact[head, s], np.float32(weight))
         for i in range(block):
-            out[q, i] = _product(matrix[i], turned)
-        lse[q] = largest + np.log(total)
+            out[row, i] /= np.float32(total)
 
 
 @cache
@@ -244,36 +370,63 @@ def _around(first: bool) -> Callable[[int], None]:
     return _native(body)
 
 
-def attend(
-    q_KVD: Tensor, pages: Sequence[tuple[Tensor, Tensor, Tensor, Tensor]], counts: Sequence[int],
-    bits: tuple[int, int], levels: tuple[Tensor, Tensor], rotations: tuple[Tensor, Tensor],
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Outputs, fp32 [K, V, D], and the logarithm of the sum of exp(score), [K, V].
+class Reader:
+    """Attention to codes that lie in pages, again and again while no page comes or goes.
 
-    q_KVD: queries, fp32; pages: of keys the payload [K, page, bytes] and the scales [K, page, 1], of values likewise;
-    counts: tokens in each; bits, levels, rotations (fp64 [D, D], which rows are multiplied with): of keys and values.
+    Args:
+        pages: of each of the P, of keys the payload [K, page, bytes] and the scales [K, page, 1], of values likewise;
+            ``page`` a multiple of 16.
+        bits, levels: of keys and of values.
+        turn_KDD: what queries are multiplied with, its columns in the order of lanes; of all heads, or [1, D, D].
+        back_KDD: what sums of values are, its rows in the order of lanes; likewise.
+        key_mean_KD: taken off the keys that codes stand for; value_mean_KD: off the values; None for none.
     """
-    heads, vectors, block = q_KVD.shape
-    assert vectors <= MOST and block % RUN == 0 and pages and all(b in matvec.BITS for b in bits)
-    assert q_KVD.dtype == torch.float32, q_KVD.dtype
-    first, page, q_KVD = pages[0], pages[0][0].shape[1], q_KVD.contiguous()
-    starts = np.array([[part.data_ptr() for part in each] for each in pages], np.int64)
-    steps = np.array([part.stride(0) * part.element_size() for part in first], np.int64)  # all pages are laid out alike
-    where = (starts[:, None] + steps * np.arange(heads)[:, None]).reshape(-1, len(steps))
-    items = len(where)
-    shares, sums = np.empty((items, vectors, page), np.float32), np.empty((items, vectors, block), np.float32)
-    stats, x, sizes = np.empty((items, vectors, 2), np.float32), np.empty(q_KVD.shape, np.float32), np.array(counts)
-    tables = [matvec._levels(b, level.numpy().tobytes())[0] for b, level in zip(bits, levels, strict=True)]
-    out, lse = torch.empty(heads, vectors, block), torch.empty(heads, vectors)
-    given = cpu._arguments({
-        _KEYS: where.ctypes.data, _X: x.ctypes.data, _SHARES: shares.ctypes.data, _SUMS: sums.ctypes.data,
-        _STATS: stats.ctypes.data, _COUNTS: sizes.ctypes.data, _LEVELS: tables[0].ctypes.data,
-        _VALUE_LEVELS: tables[1].ctypes.data, _HEADS: heads, _PAGE: page, _SIZE: block, _QUERIES: vectors,
-        _Q: q_KVD.data_ptr(), _TURN: rotations[0].data_ptr(), _BACK: rotations[1].data_ptr(), _PAGES: len(pages),
-        _OUT: out.data_ptr(), _LSE: lse.data_ptr(), cpu._BLOCKS: cpu._GROUP * items,
-    })  # fmt: skip
-    address = given.ctypes.data
-    _around(True)(address)
-    cpu._run(_kernel(*bits, vectors, block // RUN, first[1].element_size()), given, items * page * block)
-    _around(False)(address)
-    return out, lse
+
+    def __init__(
+        self, pages: Sequence[tuple[Tensor, Tensor, Tensor, Tensor]], heads: int, bits: tuple[int, int],
+        levels: Sequence[Tensor], turn_KDD: Tensor, back_KDD: Tensor, key_mean_KD: Tensor | None,
+        value_mean_KD: Tensor | None,
+    ) -> None:  # fmt: skip
+        block, self.bits, self.shape = turn_KDD.shape[1], bits, (len(pages), heads)
+        assert block % RUN == 0 and all(b in matvec.BITS for b in bits)
+        matrices = [x.float().contiguous() for x in (turn_KDD, back_KDD)]
+        means = [None if x is None else x.float().contiguous() for x in (key_mean_KD, value_mean_KD)]
+        tables = [matvec._levels(b, level.numpy().tobytes())[0] for b, level in zip(bits, levels, strict=True)]
+        self.page, self.scale_size, where = LANES, 4, np.zeros((0, 4), np.int64)
+        if pages:
+            first, self.page, self.scale_size = pages[0], pages[0][0].shape[1], pages[0][1].element_size()
+            assert self.page % LANES == 0
+            starts = np.array([[part.data_ptr() for part in each] for each in pages], np.int64)
+            steps = np.array([part.stride(0) * part.element_size() for part in first], np.int64)  # the same in all
+            where = (starts + steps * np.arange(heads)[:, None, None]).reshape(-1, len(steps))
+        pitches = [0 if len(x) == 1 else 4 * block * block for x in matrices]
+        self._first = np.array([*pitches, 0, 0, 0, *(0 if x is None else x.data_ptr() for x in means)], np.int64)
+        self._held = pages, matrices, means, tables, where
+        self._given = cpu._arguments({
+            _WHERE: where.ctypes.data, _LEVELS: tables[0].ctypes.data, _VALUE_LEVELS: tables[1].ctypes.data,
+            _HEADS: heads, _PAGE: self.page, _SIZE: block, _TURN: matrices[0].data_ptr(),
+            _BACK: matrices[1].data_ptr(), _PAGES: len(pages), cpu._BLOCKS: cpu._GROUP * len(where),
+        })  # fmt: skip
+
+    def __call__(self, q_KVD: Tensor, length: int, key_KSD: Tensor, value_KSD: Tensor) -> Tensor:
+        """Attention of fp32 queries q_KVD to ``length`` tokens in pages and to the S before them, exact: [K, V, D]."""
+        q_KVD, exact = q_KVD.contiguous(), (key_KSD.float().contiguous(), value_KSD.float().contiguous())
+        (heads, vectors, block), (pages, _), rows = q_KVD.shape, self.shape, q_KVD.shape[0] * q_KVD.shape[1]
+        assert vectors <= MOST and q_KVD.dtype == torch.float32 and heads == self.shape[1], q_KVD.shape
+        room = np.empty(rows * (block + pages * (block + 2)), np.float32)
+        out, given, first, at = torch.empty(heads, vectors, block), self._given.copy(), self._first.copy(), _pointer(room)
+        first[_EXACT : _EXACT_VALUES + 1] = key_KSD.shape[1], exact[0].data_ptr(), exact[1].data_ptr()
+        given[_X], given[_SUMS], given[_STATS] = at, at + 4 * rows * block, at + 4 * rows * block * (1 + pages)
+        given[_LENGTH], given[_QUERIES], given[_FIRST] = length, vectors, _pointer(first)
+        given[_Q], given[_OUT] = q_KVD.data_ptr(), out.data_ptr()
+        address = _pointer(given)
+        _around(True)(address)
+        if pages:
+            kernel = _kernel(*self.bits, vectors, block // RUN, self.scale_size)
+            cpu._run(kernel, given, rows * length * block)
+        _around(False)(address)
+        return out
+
+
+def _pointer(array: np.ndarray) -> int:
+    return int(array.__array_interface__["data"][0])

@@ -152,7 +152,11 @@ def attend(
     q_KVD: Tensor, pages: Sequence[tuple[Tensor, Tensor, Tensor, Tensor]], counts: Sequence[int],
     bits: tuple[int, int], levels: tuple[Tensor, Tensor],
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """As ``attention.attend``, on one GPU."""
+    """Outputs in the rotated domain, fp32 [K, V, D], and the logarithm of the sum of exp(score), [K, V].
+
+    q_KVD: queries, rotated; pages: of keys the payload [K, page, bytes] and the scales [K, page, 1], of values
+    likewise; counts: tokens in each; bits, levels: of keys and values.
+    """
     heads, vectors, size = q_KVD.shape
     assert vectors <= MOST and pages and all(b in BITS for b in bits)
     gpu._check(q_KVD, pages[0][0])

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -45,6 +44,8 @@ class Pages:
         self._pages: list[tuple[Tensor, ...]] = []  # (payload [B, K, PAGE, W], scales [B, K, PAGE, P]) or (x,)
         self._first: Tensor | None = None  # tokens kept exact, [B, K, at most coder.sinks, D]
         self._of_one: list[tuple[Tensor, ...]] = []  # of those pages the only sequence, as far as it was asked for
+        self._version = 0  # grows when a page comes or goes
+        self._reader: tuple[Any, ...] | None = None  # of keys: what the kernel's ``Reader`` is made for, and it
 
     @property
     def nbytes(self) -> int:
@@ -73,6 +74,7 @@ class Pages:
                 shapes = [(*part.shape[:2], PAGE, part.shape[3]) for part in parts]
                 made = (part.new_empty(shape) for part, shape in zip(parts, shapes, strict=True))
                 self._pages.append(tuple(made))
+                self._version += 1
             more = min(count - done, PAGE - at)
             for kept, part in zip(self._pages[page], parts, strict=True):
                 kept[:, :, at : at + more] = part[:, :, done : done + more]
@@ -88,7 +90,8 @@ class Pages:
         return (0, 0) if self._first is None else (self._first.shape[0], self._first.shape[1])
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_of_one": []}  # views, which a pickle would take apart from what they show
+        # views, which a pickle would take apart from what they show, and addresses
+        return {**self.__dict__, "_of_one": [], "_reader": None}
 
     def of_one(self) -> tuple[Tensor, list[tuple[Tensor, ...]]]:
         """The tokens kept exact of the only sequence of the batch, [K, sinks, D], and its pages: parts [K, PAGE, ...].
@@ -117,40 +120,36 @@ class Pages:
 
     def to(self, device: torch.device | str) -> None:
         """Move all of it to ``device``, what ``coder`` takes off included."""
-        self._pages, self._of_one = [tuple(part.to(device) for part in page) for page in self._pages], []
+        self._become([tuple(part.to(device) for part in page) for page in self._pages])
         self._first = None if self._first is None else self._first.to(device)
         if self.coder is not None:
             names = ("mean_KD", "factor_KD", "order_KD", "matrix_KDD")
             moved = {name: x.to(device) for name in names if (x := getattr(self.coder, name)) is not None}
             self.coder = dataclasses.replace(self.coder, **moved)
 
+    def _become(self, pages: list[tuple[Tensor, ...]]) -> None:
+        self._pages, self._of_one, self._reader, self._version = pages, [], None, self._version + 1
+
     def select(self, index: Tensor) -> None:
         """Rows of the batch, by ``index``: in a new order or more than once."""
-        self._pages, self._of_one = [tuple(part.index_select(0, index) for part in page) for page in self._pages], []
+        self._become([tuple(part.index_select(0, index) for part in page) for page in self._pages])
         self._first = None if self._first is None else self._first.index_select(0, index)
 
     def crop(self, length: int) -> None:
         """Forget the tokens from ``length`` on."""
         self.length = min(self.length, length)
         pages = -(-(self.length - self.sinks) // PAGE)
-        del self._pages[pages:], self._of_one[pages:]
+        if pages < len(self._pages):
+            del self._pages[pages:], self._of_one[pages:]
+            self._version, self._reader = self._version + 1, None
         self._first = None if self._first is None else self._first[:, :, : self.sinks]
 
 
-def _kernel(impl: str, device: torch.device) -> tuple[Callable[..., tuple[Tensor, Tensor]], int]:
-    """What attends, and to how many queries of a head at once."""
+def _on_a_gpu(device: torch.device, impl: str) -> bool:
+    """Whether the Triton kernel attends."""
     if impl not in ("auto", "cpu", "triton"):
         raise ValueError(f"impl must be 'auto', 'cpu' or 'triton', got {impl!r}")
-    if impl == "cpu" or (impl == "auto" and device.type == "cpu"):
-        return attention.attend, attention.MOST
-    from tq.kernels import gpu_codes
-
-    def rotated(q_KVD: Tensor, *of_pages: Any) -> tuple[Tensor, Tensor]:
-        *others, (turn, back) = of_pages
-        found_KVD, found_KV = gpu_codes.attend((q_KVD.double() @ turn).float(), *others)
-        return (found_KVD.double() @ back.T).float(), found_KV
-
-    return rotated, gpu_codes.MOST
+    return impl == "triton" or (impl == "auto" and device.type != "cpu")
 
 
 def attend(q_HD: Tensor, keys: Pages, values: Pages, *, impl: str = "auto") -> Tensor:
@@ -173,45 +172,93 @@ def attend(q_HD: Tensor, keys: Pages, values: Pages, *, impl: str = "auto") -> T
         >>> attend(torch.randn(4, 64), keys, values).shape
         torch.Size([4, 64])
     """
-    with torch.autocast(q_HD.device.type, enabled=False):
-        return _attend(q_HD.float(), keys, values, impl)
+    if keys.sinks != values.sinks or keys.length != values.length:
+        told = (f"{one.sinks} of {one.length}" for one in (keys, values))
+        raise ValueError("keys keep {} tokens exact, values {}".format(*told))
+    (rows, size), q_HD = q_HD.shape, q_HD.float()
+    if _on_a_gpu(q_HD.device, impl):
+        _check(keys, values, size)
+        with torch.autocast(q_HD.device.type, enabled=False):
+            return _by_triton(q_HD.view(keys.shape[1], -1, size), keys, values).reshape(rows, size)
+    reader = _reader(keys, values, size)
+    q_KVD, left = q_HD.view(reader.shape[1], -1, size), keys.length - keys.sinks
+    key_KSD, value_KSD = (_first(pages) for pages in (keys, values))
+    parts = [reader(some, left, key_KSD, value_KSD) for some in q_KVD.split(attention.MOST, 1)]
+    return (parts[0] if len(parts) == 1 else torch.cat(parts, 1)).reshape(rows, size)
 
 
-def _attend(q_HD: Tensor, keys: Pages, values: Pages, impl: str) -> Tensor:
+def _first(pages: Pages) -> Tensor:
+    assert pages._first is not None
+    return pages._first[0]
+
+
+def _reader(keys: Pages, values: Pages, size: int) -> attention.Reader:
+    """The kernel's view of both, made anew when a page has come or gone."""
+    parts, numbers = (values, keys.coder, values.coder), (size, keys._version, values._version)
+    if keys._reader is not None:
+        known, same, reader = keys._reader
+        if same == numbers and all(a is b for a, b in zip(known, parts, strict=True)):
+            return reader
+    _check(keys, values, size)
+    assert keys.coder is not None and values.coder is not None
+    key, value = keys.coder, values.coder
+    pages = [(*k, *v) for k, v in zip(keys.of_one()[1], values.of_one()[1], strict=True)]
+    levels, turns = zip(*(_tables(one.codec, "cpu") for one in (key, value)), strict=True)
+    turn_KDD, back_KDD = _undone(key) @ turns[0], (_undone(value) @ turns[1]).transpose(1, 2)
+    made = attention.Reader(
+        pages, keys.shape[1], (key.codec.bits, value.codec.bits), levels, attention.in_lanes(turn_KDD, 2),
+        attention.in_lanes(back_KDD, 1), key.mean_KD, value.mean_KD,
+    )  # fmt: skip
+    keys._reader = parts, numbers, made
+    return made
+
+
+def _undone(coder: Coder) -> Tensor:
+    """What takes back a coder's matrix or factors, fp64 [K or 1, D, D]: from the left of numbers that are coded."""
+    if coder.inverse_KDD is not None:
+        return coder.inverse_KDD.double()
+    if coder.factor_KD is not None:
+        return torch.diag_embed(1 / coder.factor_KD.double())
+    return torch.eye(coder.codec.block, dtype=torch.float64)[None]
+
+
+def _check(keys: Pages, values: Pages, size: int) -> None:
     if keys.coder is None or values.coder is None or keys.coder.fine or values.coder.fine:
         raise ValueError("both keys and values must be coded, with all channels alike")
     key, value = keys.coder.codec, values.coder.codec
-    heads, (rows, size) = keys.shape[1], q_HD.shape
     if not (plain(key) and plain(value)):
         raise ValueError(f"known are Hadamard rotations and the Gaussian codebook, got {key} and {value}")
     if key.block != size or value.block != size or key.scale_dtype != value.scale_dtype:
         raise ValueError(f"blocks must be the heads' size {size}, with scales of one type, got {key} and {value}")
-    if keys.sinks != values.sinks or keys.length != values.length:
-        told = (f"{one.sinks} of {one.length}" for one in (keys, values))
-        raise ValueError("keys keep {} tokens exact, values {}".format(*told))
+    for pages in (keys, values):
+        pages.of_one()
+
+
+def _by_triton(q_KVD: Tensor, keys: Pages, values: Pages) -> Tensor:
+    """The same on a GPU, or in Triton's interpreter, of one step after the other."""
+    from tq.kernels import gpu_codes
+
+    assert keys.coder is not None and values.coder is not None
     (key_KSD, key_pages), (value_KSD, value_pages) = keys.of_one(), values.of_one()
-    q_KVD = q_HD.view(heads, rows // heads, size)
     if keys.sinks:
         exact_KVD, exact_KV = _attend_exactly(q_KVD, key_KSD, value_KSD, keys.coder)
         if not key_pages:
-            return exact_KVD.view(rows, size)
+            return exact_KVD
     if keys.coder.factor_KD is not None:
         q_KVD = q_KVD / keys.coder.factor_KD[:, None]
     if keys.coder.inverse_KDD is not None:
         q_KVD = (q_KVD.double() @ keys.coder.inverse_KDD.double()).float()
-    kernel, most = _kernel(impl, q_HD.device)
     pages = [(*k, *v) for k, v in zip(key_pages, value_pages, strict=True)]
-    levels, rotations = zip(*(_tables(codec, str(q_HD.device)) for codec in (key, value)), strict=True)
-    parts = [
-        kernel(q_KVD[:, some : some + most], pages, keys.counts(), (key.bits, value.bits), levels, rotations)
-        for some in range(0, q_KVD.shape[1], most)
-    ]
+    coders = keys.coder.codec, values.coder.codec
+    levels, (turn, back) = zip(*(_tables(codec, str(q_KVD.device)) for codec in coders), strict=True)
+    bits, q_KVD = (coders[0].bits, coders[1].bits), (q_KVD.double() @ turn).float()
+    parts = [gpu_codes.attend(some, pages, keys.counts(), bits, levels) for some in q_KVD.split(gpu_codes.MOST, 1)]
     found_KVD, found_KV = parts[0] if len(parts) == 1 else (torch.cat(part, 1) for part in zip(*parts, strict=True))
-    found_KVD = _as_values(found_KVD, values.coder)
+    found_KVD = _as_values((found_KVD.double() @ back.T).float(), values.coder)
     if keys.sinks:
         share_KV = torch.sigmoid(exact_KV - found_KV)  # of the exact tokens in all attention
         found_KVD = torch.lerp(found_KVD, exact_KVD, share_KV[..., None])
-    return found_KVD.reshape(rows, size)
+    return found_KVD
 
 
 @lru_cache(maxsize=256)

@@ -207,7 +207,7 @@ def _page(given, number, last, room, shares, kb, vb, vectors, runs, size):
     """One page of one head, into ``room``. room: fp32 [V (B + 2)]; shares: scratch of V pages of fp32 numbers."""
     width, page, block = len(vectors), given[_PAGE], given[_SIZE]
     at = cpu._array(given[_WHERE] + 32 * number, (4,), np.int64)  # keys, their scales, values, their scales
-    later = min(number + 1, last - 1)  # asked for now: pages are short, and what a processor guesses stops at their ends
+    later = min(number + 1, last - 1)  # asked for now: pages are short, and a processor's guess stops at their ends
     ahead = cpu._array(given[_WHERE] + 32 * later, (4,), np.int64)
     simd.prefetch_1kb(ahead[1], False)
     simd.prefetch_1kb(ahead[3], False)
@@ -414,7 +414,8 @@ class Reader:
         (heads, vectors, block), (pages, _), rows = q_KVD.shape, self.shape, q_KVD.shape[0] * q_KVD.shape[1]
         assert vectors <= MOST and q_KVD.dtype == torch.float32 and heads == self.shape[1], q_KVD.shape
         room = np.empty(rows * (block + pages * (block + 2)), np.float32)
-        out, given, first, at = torch.empty(heads, vectors, block), self._given.copy(), self._first.copy(), _pointer(room)
+        out, at = torch.empty(heads, vectors, block), _pointer(room)
+        given, first = self._given.copy(), self._first.copy()
         first[_EXACT : _EXACT_VALUES + 1] = key_KSD.shape[1], exact[0].data_ptr(), exact[1].data_ptr()
         given[_X], given[_SUMS], given[_STATS] = at, at + 4 * rows * block, at + 4 * rows * block * (1 + pages)
         given[_LENGTH], given[_QUERIES], given[_FIRST] = length, vectors, _pointer(first)

@@ -31,7 +31,7 @@ from .simd import _INT, _INTS, LANES, _Code, _codelet, _Table, _Vector
 
 BITS = (2, 3, 4)
 RUN = 64  # numbers that are worked on together
-AHEAD = 4096  # bytes that are asked for before their turn, where a row is shorter
+AHEAD = 4096  # bytes that are asked for before their turn, where the rows that go together have fewer
 MOST = 8  # vectors that go together
 _LONG, _BYTE = ir.IntType(64), ir.IntType(8)
 _BYTES64, _BYTES32, _BYTES16 = (ir.VectorType(_BYTE, n) for n in (64, 32, 16))
@@ -165,6 +165,36 @@ def _bytes(code: _Code, bits: int, payload: ir.Value, low: ir.Value, high: ir.Va
     return b.or_(two, masked(shifted(ones, [0, 1, 2, 3]), 4))
 
 
+TOGETHER = 4  # blocks of a row whose scales are read at once
+
+
+def _of_blocks(code: _Code, scales: ir.Value, offset: ir.Value, size: int, count: int) -> ir.Value:
+    """``count`` scales in a row, fp32."""
+    b = code.b
+    raw = b.load(code.at(scales, offset, ir.VectorType(ir.IntType(16) if size == 2 else _INT, count)), align=1)
+    ints = ir.VectorType(_INT, count)
+    whole = b.shl(b.zext(raw, ints), ir.Constant(ints, [16] * count)) if size == 2 else raw
+    return b.bitcast(whole, ir.VectorType(ir.FloatType(), count))
+
+
+def _everywhere(code: _Code, values: ir.Value, k: int) -> _Vector:
+    """Number k of ``values`` in all lanes."""
+    lanes = ir.Constant(_INTS, [k] * LANES)
+    return _Vector(code, code.b.shuffle_vector(values, ir.Constant(values.type, ir.Undefined), lanes))
+
+
+def _over_blocks(code: _Code, blocks: ir.Value, some: Callable[[ir.Value, int], None]) -> None:
+    """``some(n, count)`` for all blocks, from number n on ``count`` at a time: first several, then those left one by
+    one."""
+    b, long = code.b, lambda n: ir.Constant(_LONG, n)
+    groups = b.udiv(blocks, long(TOGETHER))
+    with cgutils.for_range(b, groups, intp=_LONG) as loop:
+        some(b.mul(loop.index, long(TOGETHER)), TOGETHER)
+    begun = b.mul(groups, long(TOGETHER))
+    with cgutils.for_range(b, b.sub(blocks, begun), intp=_LONG) as loop:
+        some(b.add(begun, loop.index), 1)
+
+
 @_codelet("bits", "rows", "vectors", "runs", "size")
 def dot_integers(
     code, payload, pitch, scales, x, x_pitch, blocks, out, out_pitch, levels, x_scales, sums_at, bits, rows, vectors,
@@ -180,34 +210,41 @@ def dot_integers(
     product = cgutils.get_or_insert_function(
         b.module, ir.FunctionType(_INTS, [_INTS, _INTS, _INTS]), "llvm.x86.avx512.vpdpbusd.512"
     )
-    ahead = b.select(b.icmp_signed("<", pitch, long(AHEAD)), long(AHEAD), long(0))
+    after = b.mul(pitch, long(rows))
+    ahead = b.select(b.icmp_signed("<", after, long(AHEAD)), long(AHEAD), after)
     sums = [[cgutils.alloca_once_value(b, code.constant(0.0)) for _ in range(vectors)] for _ in range(rows)]
     block_bytes = runs * RUN * bits // 8
-    with cgutils.for_range(b, blocks, intp=_LONG) as loop:
-        n = loop.index
+
+    def some(n: ir.Value, count: int) -> None:
         x_at, at = b.mul(n, long(RUN * runs)), b.mul(n, long(block_bytes))
         begin, factor = [], []
         for v in range(vectors):
             row_of = b.add(n, b.mul(blocks, long(v)))
-            begin.append(b.load(code.at(sums_at, b.mul(row_of, long(64)), _INTS), align=1))
-            factor.append(b.load(code.at(x_scales, b.mul(row_of, long(4)), ir.FloatType()), align=1))
+            places = [b.add(b.mul(row_of, long(64)), long(64 * block)) for block in range(count)]
+            begin.append([b.load(code.at(sums_at, place, _INTS), align=1) for place in places])
+            factor.append(_of_blocks(code, x_scales, b.mul(row_of, long(4)), 4, count))
         for row in range(rows):
-            here, found = b.add(at, b.mul(pitch, long(row))), list(begin)
-            for run in range(runs):
-                low = b.add(here, long(run * RUN * (4 if bits == 4 else 2) // 8))
-                high = b.add(here, long(runs * RUN * 2 // 8 + run * RUN // 8))
-                _fetch(code, payload, b.add(low, ahead))
-                level = b.bitcast(b.call(shuffle, [table, _bytes(code, bits, payload, low, high)]), _INTS)
-                for v in range(vectors):
-                    place = b.add(b.add(x_at, long(RUN * run)), b.mul(x_pitch, long(v)))
-                    value = b.load(code.at(x, place, _INTS), align=1)
-                    found[v] = b.call(product, [found[v], level, value])
             where = b.mul(b.add(n, b.mul(blocks, long(row))), long(size))
-            scale = _scale(code, scales, where, size)
-            for v in range(vectors):
-                whole = _Vector(code, b.sitofp(found[v], simd._FLOATS))
-                total = _Vector(code, b.load(sums[row][v]))
-                b.store(code.fma(whole, code.splat(b.fmul(scale, factor[v])), total).value, sums[row][v])
+            scale, first = _of_blocks(code, scales, where, size, count), b.add(at, b.mul(pitch, long(row)))
+            both = [b.fmul(scale, factor[v]) for v in range(vectors)]
+            for line in range(0, count * block_bytes, 64):
+                _fetch(code, payload, b.add(b.add(first, long(line)), ahead))
+            for block in range(count):
+                here, found = b.add(first, long(block * block_bytes)), [begin[v][block] for v in range(vectors)]
+                for run in range(runs):
+                    low = b.add(here, long(run * RUN * (4 if bits == 4 else 2) // 8))
+                    high = b.add(here, long(runs * RUN * 2 // 8 + run * RUN // 8))
+                    level = b.bitcast(b.call(shuffle, [table, _bytes(code, bits, payload, low, high)]), _INTS)
+                    for v in range(vectors):
+                        of_x = RUN * (runs * block + run)
+                        place = b.add(b.add(x_at, long(of_x)), b.mul(x_pitch, long(v)))
+                        found[v] = b.call(product, [found[v], level, b.load(code.at(x, place, _INTS), align=1)])
+                for v in range(vectors):
+                    whole = _Vector(code, b.sitofp(found[v], simd._FLOATS))
+                    total = _Vector(code, b.load(sums[row][v]))
+                    b.store(code.fma(whole, _everywhere(code, both[v], block), total).value, sums[row][v])
+
+    _over_blocks(code, blocks, some)
     for row in range(rows):
         for v in range(vectors):
             place = b.add(b.mul(out_pitch, long(v)), long(4 * row))

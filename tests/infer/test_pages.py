@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import pickle
 
 import numpy as np
@@ -94,6 +96,40 @@ def test_first_tokens_are_forgotten_and_come_again() -> None:
     with pytest.raises(ValueError, match="keys keep 4 of 600 tokens exact, values 3 of 3"):
         values.crop(3)
         attend(torch.randn(2, 64), keys, values)
+
+
+@pytest.mark.parametrize(("queries", "heads", "tokens"), [(8, 8, 5000), (2, 1, 3 * PAGE), (6, 3, 2 * PAGE + 17)])
+def test_pages_that_a_thread_joins_itself(queries: int, heads: int, tokens: int) -> None:
+    """Several pages of a head in one piece of a thread's work, and heads that share a piece."""
+    keys, values = some((4, 4), heads, tokens, 64, torch.bfloat16, 1)
+    q = 2 * torch.randn(queries, 64, generator=torch.Generator().manual_seed(2))
+    wanted = F.scaled_dot_product_attention(q[None, :, None], keys.decoded(), values.decoded(), enable_gqa=True)
+    assert torch.allclose(attend(q, keys, values), wanted[0, :, 0], rtol=1e-4, atol=1e-4)
+
+
+def test_a_cache_with_other_values_is_another_one() -> None:
+    keys, values = some((4, 4), 2, 600, 64, torch.bfloat16)
+    _, others = some((4, 4), 2, 600, 64, torch.bfloat16)
+    others.append(values.decoded())
+    others.select(torch.tensor([0]))
+    others.crop(600)
+    q = torch.randn(2, 64)
+    first = attend(q, keys, values)
+    assert values.coder is not None
+    moved = dataclasses.replace(values.coder, mean_KD=torch.ones(2, 64))
+    values.coder = moved
+    assert torch.allclose(attend(q, keys, values), first + 1, atol=1e-5)
+    assert torch.allclose(attend(q, keys, others), _wanted(q, keys, others), rtol=1e-4, atol=1e-4)
+
+
+def test_numbers_after_the_last_token_of_a_page_do_not_count() -> None:
+    keys, values = some((4, 4), 2, PAGE + 5, 64, torch.bfloat16)
+    q = torch.randn(2, 64)
+    first = attend(q, keys, values)
+    for pages in (keys, values):
+        payload, scales = pages._pages[-1]
+        payload[:, :, 5:], scales[:, :, 5:] = 255, math.nan
+    assert torch.equal(attend(q, keys, values), first)
 
 
 def test_scales_in_fp32() -> None:

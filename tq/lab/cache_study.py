@@ -273,12 +273,12 @@ def _score_errors(q_BHTD: Tensor, k_BKTD: Tensor, code: Any) -> Tensor:
     return (scores - scores.mean(3, keepdim=True)).square()
 
 
-COLD = 128 << 20  # bytes of other copies before the same one comes again: more than lie in a processor's own memory
+COLD = 512 << 20  # bytes of other copies before the same one comes again: more than lie in a processor's own memory
 
 
 def attention_seconds(
     tokens: int, heads: int = 8, queries: int = 8, size: int = 64, bits: Sequence[tuple[int, int]] = ((4, 4), (4, 3)),
-    repeats: int = 15,
+    repeats: int = 15, cold: int = COLD,
 ) -> dict[str, list[float]]:  # fmt: skip
     """Seconds of one token's attention to a cache: PyTorch's, and ours straight from codes, in turn.
 
@@ -294,7 +294,7 @@ def attention_seconds(
     rows = q.view(1, heads, queries // heads, size)
 
     def again(made: Callable[[], tuple[Any, Any]], nbytes: int, call: Callable[[Any, Any], Any]) -> Callable[[], Any]:
-        copies = cycle([made() for _ in range(-(-COLD // nbytes))])
+        copies = cycle([made() for _ in range(-(-cold // nbytes))])
         return lambda: call(*next(copies))
 
     def products(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

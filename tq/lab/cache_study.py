@@ -278,7 +278,7 @@ COLD = 512 << 20  # bytes of other copies before the same one comes again: more 
 
 def attention_seconds(
     tokens: int, heads: int = 8, queries: int = 8, size: int = 64, bits: Sequence[tuple[int, int]] = ((4, 4), (4, 3)),
-    repeats: int = 15, cold: int = COLD,
+    *, repeats: int = 15, cold: int = COLD,
 ) -> dict[str, list[float]]:  # fmt: skip
     """Seconds of one token's attention to a cache: PyTorch's, and ours straight from codes, in turn.
 

@@ -66,8 +66,8 @@ def _sums(code: Any, found: list[_Vector]) -> _Vector:
 
 
 def together(vectors: int) -> int:
-    """Tokens whose scores are worked on together: with all queries they fill the lanes."""
-    return LANES // (1 if vectors == 1 else 2 if vectors == 2 else 4)
+    """Tokens whose scores are worked on together: with all queries they fill the lanes, three as if they were four."""
+    return LANES // (4 if vectors == 3 else vectors)
 
 
 @_codelet("bits", "vectors", "runs", "size")
@@ -182,6 +182,9 @@ def _exponential(code: Any, x: _Vector) -> _Vector:
     return found * ((shifted.ints() << 23) + (127 << 23)).floats()
 
 
+_together = _njit(together)
+
+
 @_fast
 def _add(total, x, weight):
     for j in range(x.size):
@@ -212,7 +215,7 @@ def _page(given, number, last, room, shares, kb, vb, vectors, runs, size):
     simd.prefetch_1kb(ahead[1], False)
     simd.prefetch_1kb(ahead[3], False)
     head, count = number // given[_PAGES], min(page, given[_LENGTH] - number % given[_PAGES] * page)
-    whole, rows, key_bytes = (count + LANES - 1) // LANES * LANES, LANES // _filled(width), block * len(kb) // 8
+    whole, rows, key_bytes = (count + LANES - 1) // LANES * LANES, _together(width), block * len(kb) // 8
     x, to, out = given[_X] + 4 * width * block * head, cpu._address(shares), cpu._address(room)
     for t in range(0, whole, rows):  # of the last tokens of a page that has fewer, whatever lies there
         score(at[0] + t * key_bytes, at[1] + t * len(size), x, to + 4 * t, 4 * page, given[_LEVELS],
@@ -238,7 +241,7 @@ def _some(given, first, last, room, shares, kb, vb, vectors, runs, size):
             _page(given, number, last, found, shares, kb, vb, vectors, runs, size)
         else:
             _page(given, number, last, new, shares, kb, vb, vectors, runs, size)
-            stats[number] = -np.inf
+            stats[number, :, 0], stats[number, :, 1] = -np.inf, 0.0
             for v in range(width):
                 at, of = width * block + 2 * v, slice(v * block, (v + 1) * block)
                 largest = max(found[at], new[at])
@@ -250,12 +253,6 @@ def _some(given, first, last, room, shares, kb, vb, vectors, runs, size):
             for v in range(width):
                 stats[start, v, 0], stats[start, v, 1] = found[width * block + 2 * v], found[width * block + 2 * v + 1]
             start = number + 1
-
-
-@_njit
-def _filled(width):
-    """Queries, and those that are left out where three fill four places."""
-    return 4 if width == 3 else width
 
 
 @cache
@@ -304,17 +301,24 @@ def _turn(given):
             _add(x[r], matrix[i], q[r, i])
 
 
+@_fast
+def _product_apart(x, y, mean):
+    total = 0.0
+    for j in range(x.size):
+        total += x[j] * (y[j] - mean[j])
+    return total
+
+
 @_njit
 def _exactly(given, some, row, scores):
     """Scores of the tokens kept exact; returns the largest."""
     block, head, largest = given[_SIZE], row // given[_QUERIES], -np.inf
     q = cpu._array(given[_Q] + 4 * block * row, block, np.float32)
     keys = cpu._array(some[_EXACT_KEYS], (given[_HEADS], some[_EXACT], block), np.float32)
-    shift = 0.0
-    if some[_KEY_MEAN]:  # as it is taken off all the others
-        shift = _product(q, cpu._array(some[_KEY_MEAN] + 4 * block * head, block, np.float32))
+    mean = cpu._array(some[_KEY_MEAN] + 4 * block * head, block, np.float32)  # taken off, as off all the others
     for s in range(some[_EXACT]):
-        scores[s] = (_product(q, keys[head, s]) - shift) / math.sqrt(block)
+        product = _product_apart(q, keys[head, s], mean) if some[_KEY_MEAN] else _product(q, keys[head, s])
+        scores[s] = product / math.sqrt(block)
         largest = max(largest, scores[s])
     return largest
 
@@ -336,7 +340,7 @@ def _join(given):
             largest = max(largest, stats[head, p, v, 0])
         joined[:] = 0.0
         for p in range(pages):
-            if stats[head, p, v, 0] != -np.inf:  # else it is joined already
+            if stats[head, p, v, 1] != 0.0:  # else it is joined already: a page's own sum is 1 at least, or NaN
                 weight = math.exp(stats[head, p, v, 0] - largest)
                 total += weight * stats[head, p, v, 1]
                 _add(joined, sums[head, p, v], np.float32(weight))
@@ -373,6 +377,8 @@ def _around(first: bool) -> Callable[[int], None]:
 class Reader:
     """Attention to codes that lie in pages, again and again while no page comes or goes.
 
+    In which order pages are joined, and so the last bits, depends on the number of threads.
+
     Args:
         pages: of each of the P, of keys the payload [K, page, bytes] and the scales [K, page, 1], of values likewise;
             ``page`` a multiple of 16.
@@ -390,7 +396,10 @@ class Reader:
         block, self.bits, self.shape = turn_KDD.shape[1], bits, (len(pages), heads)
         assert block % RUN == 0 and all(b in matvec.BITS for b in bits)
         matrices = [x.float().contiguous() for x in (turn_KDD, back_KDD)]
-        means = [None if x is None else x.float().contiguous() for x in (key_mean_KD, value_mean_KD)]
+        means = [
+            None if x is None else x.float().expand(heads, block).contiguous() for x in (key_mean_KD, value_mean_KD)
+        ]
+        cpu._held_to_memory(*matrices, *(x for x in means if x is not None), *(part for each in pages for part in each))
         tables = [matvec._levels(b, level.numpy().tobytes())[0] for b, level in zip(bits, levels, strict=True)]
         self.page, self.scale_size, where = LANES, 4, np.zeros((0, 4), np.int64)
         if pages:
@@ -413,8 +422,11 @@ class Reader:
         q_KVD, exact = q_KVD.contiguous(), (key_KSD.float().contiguous(), value_KSD.float().contiguous())
         (heads, vectors, block), (pages, _), rows = q_KVD.shape, self.shape, q_KVD.shape[0] * q_KVD.shape[1]
         assert vectors <= MOST and q_KVD.dtype == torch.float32 and heads == self.shape[1], q_KVD.shape
+        assert key_KSD.shape == value_KSD.shape and key_KSD.shape[::2] == (heads, block), key_KSD.shape
+        assert max(pages - 1, 0) * self.page <= length <= pages * self.page, (length, pages)
+        cpu._held_to_memory(q_KVD, *exact)
         room = np.empty(rows * (block + pages * (block + 2)), np.float32)
-        out, at = torch.empty(heads, vectors, block), _pointer(room)
+        out, at = torch.empty(q_KVD.shape, dtype=torch.float32, device="cpu"), _pointer(room)
         given, first = self._given.copy(), self._first.copy()
         first[_EXACT : _EXACT_VALUES + 1] = key_KSD.shape[1], exact[0].data_ptr(), exact[1].data_ptr()
         given[_X], given[_SUMS], given[_STATS] = at, at + 4 * rows * block, at + 4 * rows * block * (1 + pages)

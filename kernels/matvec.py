@@ -74,7 +74,7 @@ class _Indices:
 
 
 def _fetch(code: _Code, address: ir.Value, offset: ir.Value) -> None:
-    """Asks for what a few rows on is read soon: rows are short, and a processor that guesses stops at their ends."""
+    """Asks for what is read soon: rows and pages are short, and a processor that guesses stops at their ends."""
     b = code.b
     flags = [ir.Constant(_INT, flag) for flag in (0, 3, 1)]  # to be read, in the first cache, data
     type_ = ir.FunctionType(ir.VoidType(), [_BYTE.as_pointer(), *(flag.type for flag in flags)])

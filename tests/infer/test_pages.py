@@ -39,7 +39,9 @@ def some(
 
 
 @pytest.mark.parametrize("bits", ((4, 4), (4, 3), (3, 2), (2, 2)))
-@pytest.mark.parametrize(("queries", "heads", "tokens", "size"), [(3, 3, 700, 64), (9, 3, 1, 64), (10, 2, 513, 128)])
+@pytest.mark.parametrize(("queries", "heads", "tokens", "size"), [
+    (3, 3, 700, 64), (9, 3, 1, 64), (10, 2, 513, 128), (4, 2, 300, 64), (8, 2, 300, 64), (8, 2, 300, 256),
+])  # fmt: skip
 def test_it_is_attention_to_decoded_keys(
     bits: tuple[int, int], queries: int, heads: int, tokens: int, size: int
 ) -> None:
@@ -98,28 +100,52 @@ def test_first_tokens_are_forgotten_and_come_again() -> None:
         attend(torch.randn(2, 64), keys, values)
 
 
-@pytest.mark.parametrize(("queries", "heads", "tokens"), [(8, 8, 5000), (2, 1, 3 * PAGE), (6, 3, 2 * PAGE + 17)])
-def test_pages_that_a_thread_joins_itself(queries: int, heads: int, tokens: int) -> None:
-    """Several pages of a head in one piece of a thread's work, and heads that share a piece."""
-    keys, values = some((4, 4), heads, tokens, 64, torch.bfloat16, 1)
+@pytest.fixture
+def threads():
+    """Sets the number of threads, for this test."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("sinks", [0, 1])
+@pytest.mark.parametrize(("queries", "heads", "tokens"), [(8, 8, 5000), (4, 1, 30 * PAGE), (6, 3, 40 * PAGE + 17)])
+def test_pages_that_threads_join_in_parts(queries: int, heads: int, tokens: int, sinks: int, threads) -> None:
+    """Several pages of a head in one piece of a thread's work, several pieces of a head, heads that share a piece."""
+    keys, values = some((4, 4), heads, tokens, 64, torch.bfloat16, sinks)
     q = 2 * torch.randn(queries, 64, generator=torch.Generator().manual_seed(2))
     wanted = F.scaled_dot_product_attention(q[None, :, None], keys.decoded(), values.decoded(), enable_gqa=True)
-    assert torch.allclose(attend(q, keys, values), wanted[0, :, 0], rtol=1e-4, atol=1e-4)
+    for count in (1, 2, 3):
+        threads(count)
+        assert torch.allclose(attend(q, keys, values), wanted[0, :, 0], rtol=1e-4, atol=1e-4), count
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("sinks", [0, 1])
+def test_a_key_that_is_no_number_is_not_hidden(sinks: int, count: int, threads) -> None:
+    coder = Coder(Codec(4, 64, "mse", scale_dtype=torch.bfloat16, nonfinite="propagate"), sinks=sinks)
+    x = torch.randn(1, 2, 40 * PAGE + 1 + sinks, 64)
+    keys, values = filled(coder, x.index_fill(2, torch.tensor([x.shape[2] - 1]), math.nan)), filled(coder, x)
+    threads(count)
+    assert attend(torch.randn(2, 64), keys, values).isnan().all()
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e3, 1e15])
+def test_scores_that_are_equal_or_very_large(scale: float) -> None:
+    keys, values = some((4, 4), 2, 600, 64, torch.bfloat16, 1)
+    q = scale * torch.randn(2, 64, generator=torch.Generator().manual_seed(3))
+    assert torch.allclose(attend(q, keys, values), _wanted(q, keys, values), rtol=1e-4, atol=1e-4)
 
 
 def test_a_cache_with_other_values_is_another_one() -> None:
     keys, values = some((4, 4), 2, 600, 64, torch.bfloat16)
-    _, others = some((4, 4), 2, 600, 64, torch.bfloat16)
-    others.append(values.decoded())
-    others.select(torch.tensor([0]))
-    others.crop(600)
     q = torch.randn(2, 64)
     first = attend(q, keys, values)
-    assert values.coder is not None
-    moved = dataclasses.replace(values.coder, mean_KD=torch.ones(2, 64))
-    values.coder = moved
-    assert torch.allclose(attend(q, keys, values), first + 1, atol=1e-5)
+    others = filled(values.coder, torch.randn(1, 2, 600, 64))
     assert torch.allclose(attend(q, keys, others), _wanted(q, keys, others), rtol=1e-4, atol=1e-4)
+    assert values.coder is not None
+    values.coder = dataclasses.replace(values.coder, mean_KD=torch.ones(1, 64))  # of all heads
+    assert torch.allclose(attend(q, keys, values), first + 1, atol=1e-5)
 
 
 def test_numbers_after_the_last_token_of_a_page_do_not_count() -> None:
@@ -132,10 +158,11 @@ def test_numbers_after_the_last_token_of_a_page_do_not_count() -> None:
     assert torch.equal(attend(q, keys, values), first)
 
 
-def test_scales_in_fp32() -> None:
+@pytest.mark.parametrize("queries", [2, 4, 6, 8])
+def test_scales_in_fp32(queries: int) -> None:
     keys, values = some((4, 4), 2, 300, 64, torch.float32)
-    q = torch.randn(2, 64, generator=torch.Generator().manual_seed(1))
-    wanted = F.scaled_dot_product_attention(q[None, :, None], keys.decoded(), values.decoded())
+    q = torch.randn(queries, 64, generator=torch.Generator().manual_seed(1))
+    wanted = F.scaled_dot_product_attention(q[None, :, None], keys.decoded(), values.decoded(), enable_gqa=True)
     assert torch.allclose(attend(q, keys, values), wanted[0, :, 0], rtol=1e-4, atol=1e-4)
 
 
@@ -172,17 +199,24 @@ def test_attention_follows_what_becomes_of_the_pages() -> None:
 
 
 def test_attention_is_in_fp32_whatever_surrounds_it() -> None:
-    keys, values = some((4, 3), 2, 300, 64, torch.bfloat16)
+    generator = torch.Generator().manual_seed(5)
+    coder = Coder(Codec(4, 64, "mse"), sinks=1, matrix_KDD=torch.eye(64) + 0.1 * torch.randn(2, 64, 64))
+    keys, values = (filled(coder, torch.randn(1, 2, 300, 64, generator=generator)) for _ in range(2))
     q = torch.randn(4, 64)
-    plain = attend(q, keys, values)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(attend(q, keys, values), plain) and plain.dtype == torch.float32
-    before = torch.get_float32_matmul_precision()
+
+    def anew() -> Tensor:
+        keys.to("cpu")  # so that matrices are multiplied again
+        return attend(q, keys, values)
+
+    plain, before = anew(), torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("medium")
+    torch.set_default_dtype(torch.bfloat16)
     try:
-        assert torch.allclose(attend(q, keys, values), plain, atol=1e-6)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert torch.allclose(anew(), plain, atol=1e-6) and plain.dtype == torch.float32
     finally:
         torch.set_float32_matmul_precision(before)
+        torch.set_default_dtype(torch.float32)
 
 
 def test_caches_that_it_cannot_read() -> None:
@@ -196,6 +230,16 @@ def test_caches_that_it_cannot_read() -> None:
     sphere = filled(Coder(Codec(4, 64, codebook="sphere", scale_dtype=torch.bfloat16)), torch.randn(1, 2, 10, 64))
     with pytest.raises(ValueError, match="the Gaussian codebook"):
         attend(q, sphere, values)
+    three = filled(values.coder, torch.randn(1, 3, 10, 64))
+    with pytest.raises(ValueError, match="must have as many heads, of 64"):
+        attend(q, keys, three)
+    with pytest.raises(TypeError, match="work on memory"):
+        attend(q.to("meta"), keys, values, impl="cpu")
+    for pages in (keys, values):
+        pages.crop(0)
+    with pytest.raises(ValueError, match="at least one token"):
+        attend(q, keys, values)
+    keys, values = some((4, 4), 2, 10, 64, torch.bfloat16)
     keys.select(torch.tensor([0, 0]))
     with pytest.raises(ValueError, match="known is one sequence"):
         attend(q, keys, values)

@@ -93,9 +93,8 @@ def test_errors_are_predicted_from_means_and_variances() -> None:
     (2, {"bf16", "fp32", "bf16, products", "fp32, products"}),
     (4, {"bf16", "bf16, rows", "fp32, rows", "bf16, products", "fp32, products"}),
 ])  # fmt: skip
-def test_attention_is_timed(queries: int, rivals: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache_study, "COLD", 1 << 20)
-    found = cache_study.attention_seconds(300, heads=2, queries=queries, repeats=2)
+def test_attention_is_timed(queries: int, rivals: set[str]) -> None:
+    found = cache_study.attention_seconds(300, heads=2, queries=queries, repeats=2, cold=1 << 20)
     assert set(found) == {*rivals, "4 and 4 bits", "4 and 3 bits", "4 and 4 bits, matrix"}
     assert min(min(each) for each in found.values()) > 0
     assert cache_study.median_ratio([2.0, 4.0, 9.0], [1.0, 2.0, 3.0]) == 2

@@ -21,6 +21,7 @@ from tq.quant.dispatch import codebook
 from tq.quant.rotation import rotate
 
 PAGE = 256  # tokens
+_ONE = "known is one sequence, with at least one token"
 
 
 class Pages:
@@ -45,11 +46,11 @@ class Pages:
         self._first: Tensor | None = None  # tokens kept exact, [B, K, at most coder.sinks, D]
         self._of_one: list[tuple[Tensor, ...]] = []  # of those pages the only sequence, as far as it was asked for
         self._version = 0  # grows when a page comes or goes
-        self._reader: tuple[Any, ...] | None = None  # of keys: what the kernel's ``Reader`` is made for, and it
+        self._reader: tuple[Any, ...] | None = None  # of keys: what ``attend``'s ``Reader`` is for, values too; and it
 
     @property
     def nbytes(self) -> int:
-        """Held in memory."""
+        """Held in memory, without what ``attend`` keeps beside it: two matrices a layer, or two a head."""
         first = 0 if self._first is None else self._first.nbytes
         return first + sum(part.nbytes for page in self._pages for part in page)
 
@@ -100,9 +101,9 @@ class Pages:
             ValueError: there are more sequences, or no token.
         """
         if self._first is None or len(self._first) != 1 or not self.length:
-            raise ValueError("known is one sequence, with at least one token")
-        for page in self._pages[len(self._of_one) :]:
-            self._of_one.append(tuple(part[0] for part in page))
+            raise ValueError(_ONE)
+        new = [tuple(part[0] for part in page) for page in self._pages[len(self._of_one) :]]
+        self._of_one = self._of_one + new  # at once, as another thread may do the same
         return self._first[0], self._of_one
 
     def decoded(self) -> Tensor:
@@ -175,6 +176,8 @@ def attend(q_HD: Tensor, keys: Pages, values: Pages, *, impl: str = "auto") -> T
     if keys.sinks != values.sinks or keys.length != values.length:
         told = (f"{one.sinks} of {one.length}" for one in (keys, values))
         raise ValueError("keys keep {} tokens exact, values {}".format(*told))
+    if not keys.length:
+        raise ValueError(_ONE)
     (rows, size), q_HD = q_HD.shape, q_HD.float()
     if _on_a_gpu(q_HD.device, impl):
         _check(keys, values, size)
@@ -219,7 +222,7 @@ def _undone(coder: Coder) -> Tensor:
         return coder.inverse_KDD.double()
     if coder.factor_KD is not None:
         return torch.diag_embed(1 / coder.factor_KD.double())
-    return torch.eye(coder.codec.block, dtype=torch.float64)[None]
+    return torch.eye(coder.codec.block, dtype=torch.float64, device="cpu")[None]
 
 
 def _check(keys: Pages, values: Pages, size: int) -> None:
@@ -230,8 +233,9 @@ def _check(keys: Pages, values: Pages, size: int) -> None:
         raise ValueError(f"known are Hadamard rotations and the Gaussian codebook, got {key} and {value}")
     if key.block != size or value.block != size or key.scale_dtype != value.scale_dtype:
         raise ValueError(f"blocks must be the heads' size {size}, with scales of one type, got {key} and {value}")
-    for pages in (keys, values):
-        pages.of_one()
+    firsts = [pages.of_one()[0] for pages in (keys, values)]
+    if firsts[0].shape != firsts[1].shape or firsts[0].shape[2] != size:
+        raise ValueError(f"keys and values must have as many heads, of {size}, got {[tuple(x.shape) for x in firsts]}")
 
 
 def _by_triton(q_KVD: Tensor, keys: Pages, values: Pages) -> Tensor:

@@ -117,3 +117,70 @@ def test_rows_are_repeated_and_chosen(model: Any) -> None:
         assert torch.equal(pages.decoded(), x[[2, 0]])
     with pytest.raises(ValueError, match="statistics of 1 layers for a model of 2"):
         coded_cache(2, None, None, [None])  # type: ignore[list-item]
+
+
+@pytest.fixture
+def coded_model(model: Any):
+    model.set_attn_implementation("coded")
+    yield model
+    model.set_attn_implementation("sdpa")
+
+
+def pair(gpt: GPT, **more: Any) -> tuple[Any, Any]:
+    """A cache whose codes are decoded, and one whose codes are read."""
+    codecs = [Codec(bits, block=64, scale_dtype=torch.bfloat16) for bits in (4, 3)]
+    known = calibrate(gpt, ids(4, 100))
+    return coded_cache(2, *codecs, known, **more), coded_cache(2, *codecs, known, direct=True, **more)
+
+
+def test_attention_straight_from_codes_is_that_to_decoded_ones(
+    gpt: GPT, coded_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded, direct = pair(gpt)
+    with torch.no_grad():
+        for cache in (decoded, direct):
+            coded_model(ids(1, 300), cache=cache)
+        monkeypatch.setattr(direct.layers[0].coded[0], "decoded", None)  # is not called any more
+        for token in range(20):
+            wanted, found = (coded_model(torch.tensor([[token]]), cache=cache).logits for cache in (decoded, direct))
+            assert torch.allclose(found, wanted, atol=2e-4)
+
+
+def test_generation_straight_from_codes(gpt: GPT, coded_model: Any) -> None:
+    decoded, direct = pair(gpt)
+    wanted = generated(coded_model, decoded, rows=1, prompt=280, max_new_tokens=60)
+    assert torch.equal(generated(coded_model, direct, rows=1, prompt=280, max_new_tokens=60), wanted)
+    for more in ({"rows": 2}, {"rows": 1, "num_beams": 3}):  # cannot be read, so they are decoded
+        decoded, direct = pair(gpt)
+        wanted = generated(coded_model, decoded, max_new_tokens=20, **more)
+        assert torch.equal(generated(coded_model, direct, max_new_tokens=20, **more), wanted)
+
+
+def test_masked_tokens_are_masked_in_codes_too(gpt: GPT, coded_model: Any) -> None:
+    mask, found = torch.ones(1, 40, dtype=torch.int64), []
+    mask[:, :15] = 0
+    for cache in pair(gpt):
+        found.append(coded_model.generate(
+            ids(1, 40), attention_mask=mask, cache=cache, do_sample=False, pad_token_id=0, max_new_tokens=20
+        ))  # fmt: skip
+    assert torch.equal(*found)
+
+
+def test_another_attention_cannot_take_codes_for_numbers(gpt: GPT, model: Any) -> None:
+    _, direct = pair(gpt)
+    with torch.no_grad():
+        model(ids(1, 30), cache=direct)
+        with pytest.raises(TypeError, match="set_attn_implementation"):
+            model(ids(1, 1), cache=direct)
+
+
+OTHERS = (Codec(8, block=64), Codec(4, block=128), Codec(4, block=64, codebook="sphere"), None)
+
+
+@pytest.mark.parametrize("codec", OTHERS)
+def test_codes_that_no_kernel_reads_are_decoded(codec: Codec | None, coded_model: Any) -> None:
+    found = [
+        generated(coded_model, coded_cache(2, codec, Codec(4, block=64), direct=direct), rows=1, max_new_tokens=10)
+        for direct in (False, True)
+    ]
+    assert torch.equal(*found)

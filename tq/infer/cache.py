@@ -1,23 +1,43 @@
 """A key-value cache of codes for ``transformers``: what is appended is coded once, and no code ever changes.
 
 Keys and values come back decoded, so every model and every way to generate works as it is: ``generate(...,
-past_key_values=cache)``, beams, batches, assisted decoding that takes tokens back.
+past_key_values=cache)``, beams, batches, assisted decoding that takes tokens back. A model whose attention is
+``"coded"`` need not decode them: one token of one sequence attends straight to the codes of a cache with ``direct``.
 
-Shapes: B batch, K key/value heads, T tokens, D head size.
+Shapes: B batch, H heads of queries, K key/value heads, T tokens, D head size.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from transformers import AttentionInterface
 from transformers.cache_utils import Cache, DynamicLayer
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from tq.infer.kv import Coder, Statistics, coders
-from tq.infer.pages import Pages
+from tq.infer.pages import Pages, attend
+from tq.infer.product import plain
 from tq.quant.codec import Codec
+
+
+class _InCodes(Tensor):
+    """In the place of all keys or values: what ``attention`` finds them by. Nothing else may take it for numbers."""
+
+    pages: tuple[Pages, Pages]
+
+    @classmethod
+    def __torch_function__(cls, *args: object, **kwargs: object) -> NoReturn:
+        raise TypeError(
+            "these keys are codes: a cache with direct=True is for a model whose attention is 'coded'; "
+            "call model.set_attn_implementation('coded') before"
+        )
 
 
 class CodedLayer(DynamicLayer):
@@ -26,11 +46,14 @@ class CodedLayer(DynamicLayer):
     Args:
         keys, values: coders; None keeps them as they are.
         centred: take the mean of the first tokens' keys off all keys, where the coder of keys has no mean.
+        direct: leave codes of one sequence to the attention ``"coded"``, where its kernels can read them.
     """
 
-    def __init__(self, keys: Coder | None, values: Coder | None, centred: bool = True) -> None:
+    def __init__(
+        self, keys: Coder | None, values: Coder | None, centred: bool = True, *, direct: bool = False
+    ) -> None:  # fmt: skip
         super().__init__()
-        self._centred = centred
+        self._centred, self._direct = centred, direct
         self.coded = Pages(keys), Pages(values)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -43,13 +66,25 @@ class CodedLayer(DynamicLayer):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Append, and give back all of both, decoded."""
+        """Append, and give back all of both: decoded, or for one more token of one sequence as codes, if ``direct``."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         for pages, states in zip(self.coded, (key_states, value_states), strict=True):
             pages.append(states)
+        if self._direct and key_states.shape[::2] == (1, 1) and self._readable(key_states.shape[3]):
+            found = key_states.detach().as_subclass(_InCodes)
+            found.pages = self.coded
+            return found, found
         keys, values = (pages.decoded() for pages in self.coded)
         return keys.to(key_states.dtype), values.to(value_states.dtype)
+
+    def _readable(self, size: int) -> bool:
+        """Whether kernels attend to such codes of heads of ``size``."""
+        keys, values = (pages.coder for pages in self.coded)
+        if keys is None or values is None or keys.fine or values.fine or torch.is_grad_enabled() or size % 64:
+            return False
+        fit = (codec.block == size and codec.bits in (2, 3, 4) and plain(codec) for codec in (keys.codec, values.codec))
+        return keys.sinks == values.sinks and keys.codec.scale_dtype == values.codec.scale_dtype and all(fit)
 
     def get_seq_length(self) -> int:
         """Tokens so far."""
@@ -93,9 +128,35 @@ class CodedLayer(DynamicLayer):
         return sum(pages.nbytes for pages in self.coded)
 
 
+def attention(
+    module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """The attention ``"coded"`` of ``transformers``: of one token straight to codes, else as its "sdpa".
+
+    query: [B, H, T, D]; returns [B, T, H, D]. Where tokens are masked, codes are decoded.
+    """
+    if not isinstance(key, _InCodes):
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+    masked = attention_mask is not None and not bool(
+        (attention_mask if attention_mask.dtype == torch.bool else attention_mask == 0).all()
+    )
+    if masked or options.get("dropout") or any(options.get(name) is not None for name in _OTHERS):
+        key, value = (pages.decoded().to(query.dtype) for pages in key.pages)
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+    q_HD, scaling = query[0, :, 0].float(), options.get("scaling")
+    if scaling is not None:
+        q_HD = q_HD * (scaling * math.sqrt(q_HD.shape[1]))
+    return attend(q_HD, *key.pages).to(query.dtype)[None, None], None
+
+
+_OTHERS = ("softcap", "position_bias", "s_aux")  # what some models add to scores
+AttentionInterface.register("coded", attention)
+AttentionMaskInterface.register("coded", sdpa_mask)
+
+
 def coded_cache(
     layers: int, keys: Codec | None, values: Codec | None, statistics: Sequence[Statistics] | None = None, *,
-    centred: bool = True, balanced: bool | str = "matrix", sinks: int = 1,
+    centred: bool = True, balanced: bool | str = "matrix", sinks: int = 1, direct: bool = False,
 ) -> Cache:  # fmt: skip
     """A cache for ``generate(..., past_key_values=...)`` of ``transformers``.
 
@@ -106,6 +167,9 @@ def coded_cache(
         centred, balanced: what is done to keys and values, see ``tq.infer.kv.coders``.
         sinks: first tokens of each row that are kept exact; where rows are padded at their left, what is kept is the
             padding.
+        direct: for a model after ``model.set_attn_implementation("coded")``: a token of a single sequence attends
+            straight to codes of 2 to 4 bits in blocks of the head size, a multiple of 64, and nothing is decoded.
+            Where it cannot, and in prompts, batches and beams, codes are decoded as without.
     """
     if statistics is None:
         unknown = Statistics(*7 * (torch.empty(0),))
@@ -114,4 +178,4 @@ def coded_cache(
         raise ValueError(f"statistics of {len(statistics)} layers for a model of {layers}")
     else:
         pairs = coders(keys, values, statistics, centred=centred, balanced=balanced, sinks=sinks)
-    return Cache(layers=[CodedLayer(*pair, centred=centred) for pair in pairs])
+    return Cache(layers=[CodedLayer(*pair, centred=centred, direct=direct) for pair in pairs])

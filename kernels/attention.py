@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import threading
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -206,12 +207,12 @@ def _product(x, y):
 
 
 @_njit
-def _page(given, number, last, room, shares, kb, vb, vectors, runs, size):
-    """One page of one head, into ``room``. room: fp32 [V (B + 2)]; shares: scratch of V pages of fp32 numbers."""
+def _page(given, number, later, room, shares, kb, vb, vectors, runs, size):
+    """One page of one head, into ``room``, while the page with number ``later`` is asked for. room: fp32 [V (B + 2)];
+    shares: scratch of V pages of fp32 numbers."""
     width, page, block = len(vectors), given[_PAGE], given[_SIZE]
     at = cpu._array(given[_WHERE] + 32 * number, (4,), np.int64)  # keys, their scales, values, their scales
-    later = min(number + 1, last - 1)  # asked for now: pages are short, and a processor's guess stops at their ends
-    ahead = cpu._array(given[_WHERE] + 32 * later, (4,), np.int64)
+    ahead = cpu._array(given[_WHERE] + 32 * later, (4,), np.int64)  # a processor's own guess stops at a page's end
     simd.prefetch_1kb(ahead[1], False)
     simd.prefetch_1kb(ahead[3], False)
     head, count = number // given[_PAGES], min(page, given[_LENGTH] - number % given[_PAGES] * page)
@@ -235,12 +236,13 @@ def _some(given, first, last, room, shares, kb, vb, vectors, runs, size):
     width, block, pages = len(vectors), given[_SIZE], given[_PAGES]
     stats = cpu._array(given[_STATS], (given[_HEADS] * pages, width, 2), np.float32)
     found, new = room[: width * (block + 2)], room[width * (block + 2) :]
-    start = first
+    start, threads = first, (given[cpu._PIECES] + 15) // 16  # as many go on meanwhile with the pieces after this one
     for number in range(first, last):
+        later = number + 1 if number + 1 < last else min(last + (threads - 1) * (last - first), len(stats) - 1)
         if number == start:
-            _page(given, number, last, found, shares, kb, vb, vectors, runs, size)
+            _page(given, number, later, found, shares, kb, vb, vectors, runs, size)
         else:
-            _page(given, number, last, new, shares, kb, vb, vectors, runs, size)
+            _page(given, number, later, new, shares, kb, vb, vectors, runs, size)
             stats[number, :, 0], stats[number, :, 1] = -np.inf, 0.0
             for v in range(width):
                 at, of = width * block + 2 * v, slice(v * block, (v + 1) * block)
@@ -375,63 +377,62 @@ def _around(first: bool) -> Callable[[int], None]:
 
 
 class Reader:
-    """Attention to codes that lie in pages, again and again while no page comes or goes.
+    """Attention to codes that lie in pages, again and again while no page and no exact token comes or goes.
 
     In which order pages are joined, and so the last bits, depends on the number of threads.
 
     Args:
         pages: of each of the P, of keys the payload [K, page, bytes] and the scales [K, page, 1], of values likewise;
             ``page`` a multiple of 16.
+        exact_KSD: keys and values of the tokens before them.
         bits, levels: of keys and of values.
         turn_KDD: what queries are multiplied with, its columns in the order of lanes; of all heads, or [1, D, D].
         back_KDD: what sums of values are, its rows in the order of lanes; likewise.
-        key_mean_KD: taken off the keys that codes stand for; value_mean_KD: off the values; None for none.
+        means: taken off the keys and the values that codes stand for, [K, D] or [1, D]; None for none.
     """
 
     def __init__(
-        self, pages: Sequence[tuple[Tensor, Tensor, Tensor, Tensor]], heads: int, bits: tuple[int, int],
-        levels: Sequence[Tensor], turn_KDD: Tensor, back_KDD: Tensor, key_mean_KD: Tensor | None,
-        value_mean_KD: Tensor | None,
+        self, pages: Sequence[tuple[Tensor, Tensor, Tensor, Tensor]], exact_KSD: tuple[Tensor, Tensor],
+        bits: tuple[int, int], levels: Sequence[Tensor], turns: tuple[Tensor, Tensor],
+        means: tuple[Tensor | None, Tensor | None],
     ) -> None:  # fmt: skip
-        block, self.bits, self.shape = turn_KDD.shape[1], bits, (len(pages), heads)
-        assert block % RUN == 0 and all(b in matvec.BITS for b in bits)
-        matrices = [x.float().contiguous() for x in (turn_KDD, back_KDD)]
-        means = [
-            None if x is None else x.float().expand(heads, block).contiguous() for x in (key_mean_KD, value_mean_KD)
-        ]
-        cpu._held_to_memory(*matrices, *(x for x in means if x is not None), *(part for each in pages for part in each))
+        (heads, exact, block), self.bits = exact_KSD[0].shape, bits
+        assert block % RUN == 0 and all(b in matvec.BITS for b in bits) and exact_KSD[1].shape == exact_KSD[0].shape
+        first, matrices = [x.float().contiguous() for x in exact_KSD], [x.float().contiguous() for x in turns]
+        shifts = [None if x is None else x.float().expand(heads, block).contiguous() for x in means]
         tables = [matvec._levels(b, level.numpy().tobytes())[0] for b, level in zip(bits, levels, strict=True)]
         self.page, self.scale_size, where = LANES, 4, np.zeros((0, 4), np.int64)
         if pages:
-            first, self.page, self.scale_size = pages[0], pages[0][0].shape[1], pages[0][1].element_size()
+            self.page, self.scale_size = pages[0][0].shape[1], pages[0][1].element_size()
             assert self.page % LANES == 0
             starts = np.array([[part.data_ptr() for part in each] for each in pages], np.int64)
-            steps = np.array([part.stride(0) * part.element_size() for part in first], np.int64)  # the same in all
+            steps = np.array([part.stride(0) * part.element_size() for part in pages[0]], np.int64)  # the same in all
             where = (starts + steps * np.arange(heads)[:, None, None]).reshape(-1, len(steps))
+        known = [x for x in shifts if x is not None]
+        cpu._held_to_memory(*first, *matrices, *known, *(part for each in pages for part in each))
         pitches = [0 if len(x) == 1 else 4 * block * block for x in matrices]
-        self._first = np.array([*pitches, 0, 0, 0, *(0 if x is None else x.data_ptr() for x in means)], np.int64)
-        self._held = pages, matrices, means, tables, where
+        at = [x.data_ptr() for x in first] + [0 if x is None else x.data_ptr() for x in shifts]
+        of_first = np.array([*pitches, exact, *at], np.int64)
+        self.shape, self.exact = (heads, block), exact
+        self._held = pages, first, matrices, known, tables, where, of_first
         self._given = cpu._arguments({
             _WHERE: where.ctypes.data, _LEVELS: tables[0].ctypes.data, _VALUE_LEVELS: tables[1].ctypes.data,
             _HEADS: heads, _PAGE: self.page, _SIZE: block, _TURN: matrices[0].data_ptr(),
             _BACK: matrices[1].data_ptr(), _PAGES: len(pages), cpu._BLOCKS: cpu._GROUP * len(where),
+            _FIRST: of_first.ctypes.data,
         })  # fmt: skip
 
-    def __call__(self, q_KVD: Tensor, length: int, key_KSD: Tensor, value_KSD: Tensor) -> Tensor:
-        """Attention of fp32 queries q_KVD to ``length`` tokens in pages and to the S before them, exact: [K, V, D]."""
-        q_KVD, exact = q_KVD.contiguous(), (key_KSD.float().contiguous(), value_KSD.float().contiguous())
-        (heads, vectors, block), (pages, _), rows = q_KVD.shape, self.shape, q_KVD.shape[0] * q_KVD.shape[1]
-        assert vectors <= MOST and q_KVD.dtype == torch.float32 and heads == self.shape[1], q_KVD.shape
-        assert key_KSD.shape == value_KSD.shape and key_KSD.shape[::2] == (heads, block), key_KSD.shape
+    def __call__(self, q_KVD: Tensor, length: int) -> Tensor:
+        """Attention of fp32 queries q_KVD to the exact tokens and to ``length`` tokens in pages: fp32 [K, V, D]."""
+        (heads, vectors, block), pages, q_KVD = q_KVD.shape, len(self._held[0]), q_KVD.contiguous()
+        cpu._held_to_memory(q_KVD)
+        assert vectors <= MOST and q_KVD.dtype == torch.float32 and (heads, block) == self.shape, q_KVD.shape
         assert max(pages - 1, 0) * self.page <= length <= pages * self.page, (length, pages)
-        cpu._held_to_memory(q_KVD, *exact)
-        room = np.empty(rows * (block + pages * (block + 2)), np.float32)
-        out, at = torch.empty(q_KVD.shape, dtype=torch.float32, device="cpu"), _pointer(room)
-        given, first = self._given.copy(), self._first.copy()
-        first[_EXACT : _EXACT_VALUES + 1] = key_KSD.shape[1], exact[0].data_ptr(), exact[1].data_ptr()
+        rows, given = heads * vectors, self._given.copy()
+        at = _room(rows * (block + pages * (block + 2)))
+        out = torch.empty(q_KVD.shape, dtype=torch.float32, device="cpu")
         given[_X], given[_SUMS], given[_STATS] = at, at + 4 * rows * block, at + 4 * rows * block * (1 + pages)
-        given[_LENGTH], given[_QUERIES], given[_FIRST] = length, vectors, _pointer(first)
-        given[_Q], given[_OUT] = q_KVD.data_ptr(), out.data_ptr()
+        given[_LENGTH], given[_QUERIES], given[_Q], given[_OUT] = length, vectors, q_KVD.data_ptr(), out.data_ptr()
         address = _pointer(given)
         _around(True)(address)
         if pages:
@@ -439,6 +440,17 @@ class Reader:
             cpu._run(kernel, given, rows * length * block)
         _around(False)(address)
         return out
+
+
+_own = threading.local()  # of each thread that attends: numbers that last for a call
+
+
+def _room(floats: int) -> int:
+    """Address of at least so many fp32 numbers."""
+    known = getattr(_own, "room", None)
+    if known is None or known.size < floats:
+        known = _own.room = np.empty(2 * floats, np.float32)
+    return _pointer(known)
 
 
 def _pointer(array: np.ndarray) -> int:

@@ -21,7 +21,6 @@ from tq.quant.dispatch import codebook
 from tq.quant.rotation import rotate
 
 PAGE = 256  # tokens
-_ONE = "known is one sequence, with at least one token"
 
 
 class Pages:
@@ -45,7 +44,7 @@ class Pages:
         self._pages: list[tuple[Tensor, ...]] = []  # (payload [B, K, PAGE, W], scales [B, K, PAGE, P]) or (x,)
         self._first: Tensor | None = None  # tokens kept exact, [B, K, at most coder.sinks, D]
         self._of_one: list[tuple[Tensor, ...]] = []  # of those pages the only sequence, as far as it was asked for
-        self._version = 0  # grows when a page comes or goes
+        self._version = 0  # grows when a page or an exact token comes or goes
         self._reader: tuple[Any, ...] | None = None  # of keys: what ``attend``'s ``Reader`` is for, values too; and it
 
     @property
@@ -62,9 +61,10 @@ class Pages:
     def append(self, x_BKTD: Tensor) -> None:
         """More tokens: x_BKTD of the same batch, heads and head size."""
         exact = (self.coder.sinks if self.coder else 0) - self.sinks
-        first, x_BKTD = x_BKTD.tensor_split([exact], 2)
-        self._first = first.clone() if self._first is None else torch.cat([self._first, first], 2)
-        self.length += first.shape[2]
+        if exact or self._first is None:
+            first, x_BKTD = x_BKTD.tensor_split([exact], 2)
+            self._first = first.clone() if self._first is None else torch.cat([self._first, first], 2)
+            self.length, self._version = self.length + first.shape[2], self._version + 1
         if not x_BKTD.shape[2]:
             return
         parts = (x_BKTD,) if self.coder is None else self.coder.parts(x_BKTD)
@@ -101,7 +101,7 @@ class Pages:
             ValueError: there are more sequences, or no token.
         """
         if self._first is None or len(self._first) != 1 or not self.length:
-            raise ValueError(_ONE)
+            raise ValueError("known is one sequence, with at least one token")
         new = [tuple(part[0] for part in page) for page in self._pages[len(self._of_one) :]]
         self._of_one = self._of_one + new  # at once, as another thread may do the same
         return self._first[0], self._of_one
@@ -140,10 +140,11 @@ class Pages:
         """Forget the tokens from ``length`` on."""
         self.length = min(self.length, length)
         pages = -(-(self.length - self.sinks) // PAGE)
-        if pages < len(self._pages):
-            del self._pages[pages:], self._of_one[pages:]
-            self._version, self._reader = self._version + 1, None
-        self._first = None if self._first is None else self._first[:, :, : self.sinks]
+        if self._first is None or (pages == len(self._pages) and self.sinks == self._first.shape[2]):
+            return  # the same pages, the last one with fewer tokens
+        self._of_one, self._first = self._of_one[:pages], self._first[:, :, : self.sinks]
+        del self._pages[pages:]
+        self._version, self._reader = self._version + 1, None
 
 
 def _on_a_gpu(device: torch.device, impl: str) -> bool:
@@ -173,44 +174,35 @@ def attend(q_HD: Tensor, keys: Pages, values: Pages, *, impl: str = "auto") -> T
         >>> attend(torch.randn(4, 64), keys, values).shape
         torch.Size([4, 64])
     """
-    if keys.sinks != values.sinks or keys.length != values.length:
-        told = (f"{one.sinks} of {one.length}" for one in (keys, values))
-        raise ValueError("keys keep {} tokens exact, values {}".format(*told))
-    if not keys.length:
-        raise ValueError(_ONE)
-    (rows, size), q_HD = q_HD.shape, q_HD.float()
+    rows, size = q_HD.shape
     if _on_a_gpu(q_HD.device, impl):
         _check(keys, values, size)
         with torch.autocast(q_HD.device.type, enabled=False):
-            return _by_triton(q_HD.view(keys.shape[1], -1, size), keys, values).reshape(rows, size)
+            return _by_triton(q_HD.float().view(keys.shape[1], -1, size), keys, values).reshape(rows, size)
     reader = _reader(keys, values, size)
-    q_KVD, left = q_HD.view(reader.shape[1], -1, size), keys.length - keys.sinks
-    key_KSD, value_KSD = (_first(pages) for pages in (keys, values))
-    parts = [reader(some, left, key_KSD, value_KSD) for some in q_KVD.split(attention.MOST, 1)]
-    return (parts[0] if len(parts) == 1 else torch.cat(parts, 1)).reshape(rows, size)
-
-
-def _first(pages: Pages) -> Tensor:
-    assert pages._first is not None
-    return pages._first[0]
+    q_KVD, left = q_HD.float().view(reader.shape[0], -1, size), keys.length - reader.exact
+    if q_KVD.shape[1] <= attention.MOST:
+        return reader(q_KVD, left).view(rows, size)
+    return torch.cat([reader(some, left) for some in q_KVD.split(attention.MOST, 1)], 1).view(rows, size)
 
 
 def _reader(keys: Pages, values: Pages, size: int) -> attention.Reader:
-    """The kernel's view of both, made anew when a page has come or gone."""
+    """The kernel's view of both, made anew when a page or an exact token has come or gone."""
     parts, numbers = (values, keys.coder, values.coder), (size, keys._version, values._version)
-    if keys._reader is not None:
-        known, same, reader = keys._reader
-        if same == numbers and all(a is b for a, b in zip(known, parts, strict=True)):
+    if keys._reader is not None and keys.length == values.length:
+        (one, other, third), same, reader = keys._reader
+        if same == numbers and one is values and other is keys.coder and third is values.coder:
             return reader
     _check(keys, values, size)
     assert keys.coder is not None and values.coder is not None
     key, value = keys.coder, values.coder
-    pages = [(*k, *v) for k, v in zip(keys.of_one()[1], values.of_one()[1], strict=True)]
+    (key_KSD, key_pages), (value_KSD, value_pages) = keys.of_one(), values.of_one()
+    pages = [(*k, *v) for k, v in zip(key_pages, value_pages, strict=True)]
     levels, turns = zip(*(_tables(one.codec, "cpu") for one in (key, value)), strict=True)
     turn_KDD, back_KDD = _undone(key) @ turns[0], (_undone(value) @ turns[1]).transpose(1, 2)
     made = attention.Reader(
-        pages, keys.shape[1], (key.codec.bits, value.codec.bits), levels, attention.in_lanes(turn_KDD, 2),
-        attention.in_lanes(back_KDD, 1), key.mean_KD, value.mean_KD,
+        pages, (key_KSD, value_KSD), (key.codec.bits, value.codec.bits), levels,
+        (attention.in_lanes(turn_KDD, 2), attention.in_lanes(back_KDD, 1)), (key.mean_KD, value.mean_KD),
     )  # fmt: skip
     keys._reader = parts, numbers, made
     return made
@@ -226,6 +218,9 @@ def _undone(coder: Coder) -> Tensor:
 
 
 def _check(keys: Pages, values: Pages, size: int) -> None:
+    if keys.sinks != values.sinks or keys.length != values.length:
+        told = (f"{one.sinks} of {one.length}" for one in (keys, values))
+        raise ValueError("keys keep {} tokens exact, values {}".format(*told))
     if keys.coder is None or values.coder is None or keys.coder.fine or values.coder.fine:
         raise ValueError("both keys and values must be coded, with all channels alike")
     key, value = keys.coder.codec, values.coder.codec

@@ -17,7 +17,7 @@ from tq.train.model import GPT, GPTConfig
 pytest.importorskip("transformers", reason="needs transformers")
 from transformers.cache_utils import DynamicCache  # noqa: E402
 
-from tq.infer.cache import CodedLayer, coded_cache  # noqa: E402
+from tq.infer.cache import CodedLayer, attention, coded_cache  # noqa: E402
 from tq.infer.pages import PAGE  # noqa: E402
 
 CONFIG = GPTConfig(layers=2, hidden=128, heads=2, vocab=101, seq=700, kv_heads=1, activation="swiglu")
@@ -150,7 +150,8 @@ def test_generation_straight_from_codes(gpt: GPT, coded_model: Any) -> None:
     decoded, direct = pair(gpt)
     wanted = generated(coded_model, decoded, rows=1, prompt=280, max_new_tokens=60)
     assert torch.equal(generated(coded_model, direct, rows=1, prompt=280, max_new_tokens=60), wanted)
-    for more in ({"rows": 2}, {"rows": 1, "num_beams": 3}):  # cannot be read, so they are decoded
+    # what cannot be read is decoded: batches, beams, several tokens that are tried at once and taken back
+    for more in ({"rows": 2}, {"rows": 1, "num_beams": 3}, {"rows": 1, "prompt": 250, "prompt_lookup_num_tokens": 3}):
         decoded, direct = pair(gpt)
         wanted = generated(coded_model, decoded, max_new_tokens=20, **more)
         assert torch.equal(generated(coded_model, direct, max_new_tokens=20, **more), wanted)
@@ -184,3 +185,34 @@ def test_codes_that_no_kernel_reads_are_decoded(codec: Codec | None, coded_model
         for direct in (False, True)
     ]
     assert torch.equal(*found)
+
+
+def test_a_cache_is_filled_anew_after_a_reset(gpt: GPT, coded_model: Any) -> None:
+    for cache in pair(gpt, sinks=2):
+        found = []
+        with torch.inference_mode():
+            coded_model(ids(2, 40), cache=cache)
+        cache.crop(-50)
+        assert cache.get_seq_length() == 0
+        for rows in (1, 1):
+            cache.reset()
+            found.append(generated(coded_model, cache, rows=rows, max_new_tokens=10))
+        assert torch.equal(*found)
+
+
+def test_a_prompt_in_inference_mode_goes_on_outside_of_it(gpt: GPT, coded_model: Any) -> None:
+    decoded, direct = pair(gpt)
+    found = []
+    for cache in (decoded, direct):
+        with torch.inference_mode():
+            coded_model(ids(1, 30), cache=cache)
+            cache.batch_select_indices(torch.tensor([0]))
+        with torch.no_grad():
+            found.append(coded_model(ids(1, 1), cache=cache).logits)
+    assert torch.allclose(*found, atol=2e-4)
+
+
+def test_what_a_model_adds_to_attention_is_not_left_out() -> None:
+    x = torch.randn(1, 2, 1, 64)
+    with pytest.raises(ValueError, match="knows no .*s_aux"):
+        attention(torch.nn.Module(), x, x, x, None, s_aux=torch.zeros(2))

@@ -198,6 +198,19 @@ def test_attention_follows_what_becomes_of_the_pages() -> None:
     assert torch.allclose(attend(q, keys, values), _wanted(q, keys, values), rtol=1e-4, atol=1e-4)
 
 
+def test_attention_follows_what_becomes_of_exact_tokens() -> None:
+    keys, values = some((4, 4), 2, 2, 64, torch.bfloat16, 4)
+    q, more = torch.randn(2, 64), torch.randn(1, 2, 300, 64)
+    for change in (
+        lambda pages: None, lambda pages: pages.append(more[:, :, :1]), lambda pages: pages.crop(2),
+        lambda pages: pages.append(more), lambda pages: pages.crop(298), lambda pages: pages.crop(3),
+        lambda pages: pages.append(more[:, :, :50]),
+    ):  # fmt: skip
+        for pages in (keys, values):
+            change(pages)
+        assert torch.allclose(attend(q, keys, values), _wanted(q, keys, values), rtol=1e-4, atol=1e-4)
+
+
 def test_attention_is_in_fp32_whatever_surrounds_it() -> None:
     generator = torch.Generator().manual_seed(5)
     coder = Coder(Codec(4, 64, "mse"), sinks=1, matrix_KDD=torch.eye(64) + 0.1 * torch.randn(2, 64, 64))

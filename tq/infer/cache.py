@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Any, NoReturn
 
 import torch
@@ -35,8 +36,9 @@ class _InCodes(Tensor):
     @classmethod
     def __torch_function__(cls, *args: object, **kwargs: object) -> NoReturn:
         raise TypeError(
-            "these keys are codes: a cache with direct=True is for a model whose attention is 'coded'; "
-            "call model.set_attn_implementation('coded') before"
+            "these keys are codes: a cache with direct=True is for a model whose attention is 'coded' (call "
+            "model.set_attn_implementation('coded') before), and which does not read keys on the way there; else "
+            "take direct=False"
         )
 
 
@@ -53,11 +55,13 @@ class CodedLayer(DynamicLayer):
         self, keys: Coder | None, values: Coder | None, centred: bool = True, *, direct: bool = False
     ) -> None:  # fmt: skip
         super().__init__()
-        self._centred, self._direct = centred, direct
+        self._centred, self._direct, self._coders = centred, direct, (keys, values)
         self.coded = Pages(keys), Pages(values)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         super().lazy_initialization(key_states, value_states)
+        for pages in self.coded:
+            pages.to(key_states.device)
         coder = self.coded[0].coder
         if self._centred and coder is not None and coder.mean_KD is None:
             mean_KD = key_states.float().mean((0, 2))
@@ -67,39 +71,45 @@ class CodedLayer(DynamicLayer):
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
         """Append, and give back all of both: decoded, or for one more token of one sequence as codes, if ``direct``."""
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        for pages, states in zip(self.coded, (key_states, value_states), strict=True):
-            pages.append(states)
-        if self._direct and key_states.shape[::2] == (1, 1) and self._readable(key_states.shape[3]):
+        with torch.inference_mode(False), torch.no_grad():  # or what is held could not be written to outside of it
+            if not self.is_initialized:
+                self.lazy_initialization(key_states, value_states)
+            for pages, states in zip(self.coded, (key_states, value_states), strict=True):
+                pages.append(states)
+        if self._direct and key_states.shape[::2] == (1, 1) and self._readable(key_states, value_states):
             found = key_states.detach().as_subclass(_InCodes)
             found.pages = self.coded
             return found, found
         keys, values = (pages.decoded() for pages in self.coded)
         return keys.to(key_states.dtype), values.to(value_states.dtype)
 
-    def _readable(self, size: int) -> bool:
-        """Whether kernels attend to such codes of heads of ``size``."""
+    def _readable(self, key_states: Tensor, value_states: Tensor) -> bool:
+        """Whether kernels attend to codes of such keys and values."""
         keys, values = (pages.coder for pages in self.coded)
+        size, device = key_states.shape[3], key_states.device.type
+        if device != "cpu" and not (device == "cuda" and find_spec("triton")):
+            return False
         if keys is None or values is None or keys.fine or values.fine or torch.is_grad_enabled() or size % 64:
             return False
         fit = (codec.block == size and codec.bits in (2, 3, 4) and plain(codec) for codec in (keys.codec, values.codec))
-        return keys.sinks == values.sinks and keys.codec.scale_dtype == values.codec.scale_dtype and all(fit)
+        alike = keys.sinks == values.sinks and keys.codec.scale_dtype == values.codec.scale_dtype
+        return alike and value_states.shape[3] == size and all(fit)
 
     def get_seq_length(self) -> int:
         """Tokens so far."""
         return self.coded[0].length
 
     def reset(self) -> None:
-        """Forget all tokens."""
-        self.crop(-self.get_seq_length())
+        """Forget all tokens, and the mean that was taken off them."""
+        keys, values = self._coders
+        self.coded, self.is_initialized = (Pages(keys), Pages(values)), False
 
     def crop(self, tokens_to_remove: int) -> None:
         """Forget the last tokens; their number is given as a negative one."""
         if tokens_to_remove > 0:
             raise ValueError(f"tokens to remove are given as a negative number, got {tokens_to_remove}")
         for pages in self.coded:
-            pages.crop(pages.length + tokens_to_remove)
+            pages.crop(max(0, pages.length + tokens_to_remove))
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Beams in a new order."""
@@ -107,14 +117,14 @@ class CodedLayer(DynamicLayer):
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Each row of the batch so many times."""
-        for pages in self.coded:
-            if pages.length:
-                pages.select(torch.arange(pages.shape[0]).repeat_interleave(repeats))
+        if self.get_seq_length():
+            self.batch_select_indices(torch.arange(self.coded[0].shape[0]).repeat_interleave(repeats))
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Only these rows of the batch."""
-        for pages in self.coded:
-            pages.select(indices.cpu())
+        with torch.inference_mode(False), torch.no_grad():
+            for pages in self.coded:
+                pages.select(indices.to(self.device) if self.is_initialized else indices)
 
     def offload(self) -> None:
         """Codes stay where they are."""
@@ -134,7 +144,12 @@ def attention(
     """The attention ``"coded"`` of ``transformers``: of one token straight to codes, else as its "sdpa".
 
     query: [B, H, T, D]; returns [B, T, H, D]. Where tokens are masked, codes are decoded.
+
+    Raises:
+        ValueError: the model adds something of its own to attention, which "sdpa" would leave out.
     """
+    if named := [name for name in _UNKNOWN if options.get(name) is not None]:
+        raise ValueError(f"the attention 'coded' knows no {named}: take the model's own, and direct=False")
     if not isinstance(key, _InCodes):
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
     masked = attention_mask is not None and not bool(
@@ -149,9 +164,20 @@ def attention(
     return attend(q_HD, *key.pages).to(query.dtype)[None, None], None
 
 
-_OTHERS = ("softcap", "position_bias", "s_aux")  # what some models add to scores
+_OTHERS = ("softcap", "position_bias")  # what some models add to scores
+_UNKNOWN = ("s_aux", "sinks", "indices", "block_indices")  # learned sinks, and choices of tokens
+
+
+def _mask(*arguments: Any, **options: Any) -> Tensor | None:
+    """That of "sdpa"; made wherever a model with shared keys might leave queries out, which it does not for "sdpa"."""
+    shared = getattr(options.get("config"), "num_kv_shared_layers", 0)
+    if shared and options.get("q_length", 0) != 1:
+        options["allow_is_causal_skip"] = False
+    return sdpa_mask(*arguments, **options)
+
+
 AttentionInterface.register("coded", attention)
-AttentionMaskInterface.register("coded", sdpa_mask)
+AttentionMaskInterface.register("coded", _mask)
 
 
 def coded_cache(

@@ -211,6 +211,17 @@ def test_attention_follows_what_becomes_of_exact_tokens() -> None:
         assert torch.allclose(attend(q, keys, values), _wanted(q, keys, values), rtol=1e-4, atol=1e-4)
 
 
+def test_pages_of_an_inference_mode_are_written_to_outside_of_it() -> None:
+    x = torch.randn(1, 2, 20, 64)
+    pages = Pages(Coder(Codec(4, 64)))
+    with torch.inference_mode():
+        pages.append(x[:, :, :10])
+    pages.append(x[:, :, 10:])
+    assert torch.equal(pages.decoded(), filled(Coder(Codec(4, 64)), x).decoded())
+    pages.crop(-3)
+    assert pages.length == 0 and pages.shape == (1, 2)
+
+
 def test_attention_is_in_fp32_whatever_surrounds_it() -> None:
     generator = torch.Generator().manual_seed(5)
     coder = Coder(Codec(4, 64, "mse"), sinks=1, matrix_KDD=torch.eye(64) + 0.1 * torch.randn(2, 64, 64))

@@ -71,10 +71,14 @@ class Pages:
         done, count = 0, x_BKTD.shape[2]
         while done < count:
             page, at = divmod(self.length - self.sinks, PAGE)
-            if page == len(self._pages):
+            if page == len(self._pages):  # to be written to later, in an inference mode or not
                 shapes = [(*part.shape[:2], PAGE, part.shape[3]) for part in parts]
-                made = (part.new_empty(shape) for part, shape in zip(parts, shapes, strict=True))
-                self._pages.append(tuple(made))
+                with torch.inference_mode(False):
+                    made = tuple(
+                        torch.empty(shape, dtype=part.dtype, device=part.device)
+                        for part, shape in zip(parts, shapes, strict=True)
+                    )
+                self._pages.append(made)
                 self._version += 1
             more = min(count - done, PAGE - at)
             for kept, part in zip(self._pages[page], parts, strict=True):
@@ -137,8 +141,8 @@ class Pages:
         self._first = None if self._first is None else self._first.index_select(0, index)
 
     def crop(self, length: int) -> None:
-        """Forget the tokens from ``length`` on."""
-        self.length = min(self.length, length)
+        """Forget the tokens from ``length`` on; a negative one forgets all."""
+        self.length = min(self.length, max(length, 0))
         pages = -(-(self.length - self.sinks) // PAGE)
         if self._first is None or (pages == len(self._pages) and self.sinks == self._first.shape[2]):
             return  # the same pages, the last one with fewer tokens

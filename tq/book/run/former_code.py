@@ -42,7 +42,8 @@ def outcomes(
         if ended.returncode:
             raise ValueError(f"the code of {at[:10]} failed at {function}: {_last_line(ended.stderr)}")
         kept = [tasks.read(path) for path in folder.glob("*.pt")]
-    return [next(one for one in kept if one["task"] == task) for task in asked]
+    found = {json.dumps(one["task"], sort_keys=True): one for one in kept}  # on its way a tuple has become a list
+    return [found[json.dumps(task, sort_keys=True)] for task in asked]
 
 
 def _unpack(at: str, tree: Path) -> None:

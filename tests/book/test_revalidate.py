@@ -96,6 +96,13 @@ def test_a_chapter_without_anything(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         revalidate.revalidate("gap-trends")
 
 
+def test_times_that_cells_measure_are_not_covered_by_runs() -> None:
+    """Kept runs may have the same bits, and a kernel beside them another speed."""
+    measured = ("kv-cache", "kernels", "optimizer-state")
+    assert all(revalidate._of_its_own(revalidate.paths.notebook(chapter)) for chapter in measured)
+    assert revalidate._of_its_own(revalidate.paths.notebook("gap-trends")) == []
+
+
 def test_another_processor_is_allowed_a_tolerance_that_is_printed(
     kept: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,6 +160,9 @@ def test_a_former_code_computes_what_it_computed() -> None:
     (found,) = former_code.outcomes(full_commit("HEAD"), function, [task], "cpu", 1)
     assert found["value"] == tasks.named(function)(task) and found["task"] == task
     assert len(found["sources"]) == 64
+    timed = {"rows": 16, "columns": 128, "repeats": 1, "of": (1, 2)}  # on its way a tuple becomes a list
+    (found,) = former_code.outcomes(full_commit("HEAD"), "tq.lab.matvec_speed:task", [timed], "cpu", 1)
+    assert found["task"] == {**timed, "of": [1, 2]} and "fp32" in found["value"]
     with pytest.raises(ValueError, match="failed at tq.lab.event_study:nothing: AttributeError"):
         former_code.outcomes(full_commit("HEAD"), "tq.lab.event_study:nothing", [task], "cpu", 1)
     with pytest.raises(ValueError, match="the code of 0123456789 is not here"):

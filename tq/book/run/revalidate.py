@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -184,7 +185,7 @@ def revalidate(
         "recorded_hash": recorded["source_hash"],
     }  # fmt: skip
     adopted = _adopt(files, device, note)
-    apart = _not_covered(files, stale, set(sources(notebook, device)), device)
+    apart = _not_covered(files, stale, set(sources(notebook, device)), device) + _of_its_own(notebook)
     if functions or apart:
         rest = f", but do not cover what else changed: {', '.join(apart)}" if apart else ""
         lines.append(f"the {len(files)} kept runs count again{rest}")
@@ -241,6 +242,12 @@ def _try(chosen: Sequence[Path], device: str, jobs: int | None) -> tuple[bool, f
     if bound:
         lines.insert(0, f"recorded on {', '.join(sorted(names))}, here {here}: {bound:g} of a value's size is allowed")
     return all(each.agrees(bound) for each in compared), bound, lines
+
+
+def _of_its_own(notebook: Path) -> list[str]:
+    """What cells measure themselves: no run holds it, so code that gives the same runs may give other times."""
+    own = re.search(r"\.piece\(|time_calls\(", notebook.read_text(encoding="utf-8"))
+    return ["what cells of the notebook measure themselves"] if own else []
 
 
 def _not_covered(files: Sequence[Path], stale: Sequence[str], inputs: set[str], device: str) -> list[str]:

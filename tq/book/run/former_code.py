@@ -42,7 +42,12 @@ def outcomes(
         if ended.returncode:
             raise ValueError(f"the code of {at[:10]} failed at {function}: {_last_line(ended.stderr)}")
         kept = [tasks.read(path) for path in folder.glob("*.pt")]
-    found = {json.dumps(one["task"], sort_keys=True): one for one in kept}  # on its way a tuple has become a list
+    return in_order(kept, asked)
+
+
+def in_order(kept: Sequence[dict[str, Any]], asked: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The kept runs of the tasks asked for, in which a tuple has become a list on its way."""
+    found = {json.dumps(one["task"], sort_keys=True): one for one in kept}
     return [found[json.dumps(task, sort_keys=True)] for task in asked]
 
 
